@@ -1,0 +1,113 @@
+"""Reading and writing the project's files: whole or not at all, byte-stable, one line when something is wrong."""
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from steptime.core.errors import InputError
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+SIGNIFICANT_DIGITS = 6
+"""Derived numbers are rounded to this when written, so that the same inputs give the same bytes on any CPU."""
+
+
+def project_root(start: Path | None = None) -> Path:
+    """The folder that holds `dvc.yaml`, looked for from `start` (default: here) upwards.
+
+    Raises InputError outside a checkout.
+    """
+    start = (start or Path.cwd()).resolve()
+    for folder in (start, *start.parents):
+        if (folder / "dvc.yaml").is_file() and (folder / "lib" / "steptime").is_dir():
+            return folder
+    raise InputError(f"{start}: not inside a steptime checkout (no dvc.yaml above); run it from the project's folder")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write `text` to `path` through a temporary file in the same folder and a rename."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def rounded(value: Any, digits: int = SIGNIFICANT_DIGITS) -> Any:
+    """`value` with every float in it at `digits` significant digits; not-a-number becomes None."""
+    if isinstance(value, bool) or value is None or isinstance(value, str):
+        return value
+    if isinstance(value, int | np.integer):
+        return int(value)
+    if isinstance(value, float | np.floating):
+        return float(f"{value:.{digits}g}") if np.isfinite(value) else None
+    if isinstance(value, np.ndarray):
+        return rounded(value.tolist(), digits)
+    if isinstance(value, Mapping):
+        return {str(key): rounded(item, digits) for key, item in value.items()}
+    return [rounded(item, digits) for item in value]
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` as sorted, indented JSON with rounded floats."""
+    write_text(path, json.dumps(rounded(value), indent=2, sort_keys=True, ensure_ascii=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """The JSON in `path`. Raises InputError naming the file and the line."""
+    try:
+        return json.loads(read_text(path))
+    except json.JSONDecodeError as error:
+        raise InputError(f"{path}: line {error.lineno}: not valid JSON ({error.msg}); mend or delete the file") from None
+
+
+def read_yaml(path: Path) -> Any:
+    """The YAML in `path`. Raises InputError naming the file and the line."""
+    try:
+        return yaml.safe_load(read_text(path))
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f"line {mark.line + 1}: " if mark else ""
+        problem = getattr(error, "problem", None) or "unreadable"
+        raise InputError(f"{path}: {line}not valid YAML ({problem}); mend the line") from None
+
+
+def read_text(path: Path) -> str:
+    """The UTF-8 text in `path`. Raises InputError when it is missing or not text."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror}); check the path") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: is not UTF-8 text; check that it is the right file") from None
+
+
+def validated(model: type[ModelT], data: Any, source: str | Path) -> ModelT:
+    """`data` as a `model`; raises InputError with the first fault as one line: source, key, value, mend."""
+    if not isinstance(data, Mapping):
+        raise InputError(f"{source}: expected a mapping of keys to values, found {type(data).__name__}")
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        key = ".".join(str(part) for part in fault["loc"]) or "(top)"
+        if fault["type"] == "extra_forbidden":
+            known = ", ".join(sorted(model.model_fields))
+            raise InputError(f"{source}: unknown key {key!r}; known here: {known}") from None
+        if fault["type"] == "missing":
+            raise InputError(f"{source}: key {key!r} is missing; add it") from None
+        message = fault["msg"].removeprefix("Value error, ")
+        raise InputError(f"{source}: {key} = {fault['input']!r}: {message}") from None

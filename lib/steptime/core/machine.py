@@ -1,0 +1,41 @@
+"""A machine: device, memory and links, with units in the key names and a source for each figure."""
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
+
+from steptime.core.files import read_yaml, validated
+
+NonNegative = Annotated[float, Field(ge=0)]
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Link(_Record):
+    """Cost of a message of n bytes between two workers: alpha_s + n * beta_s_per_byte."""
+
+    name: str
+    alpha_s: NonNegative
+    beta_s_per_byte: PositiveFloat
+    source: str
+
+
+class Machine(_Record):
+    """`peak_flops_per_s` is of float32; `cores` are those that may be used, not those present."""
+
+    name: str
+    device: str
+    cores: PositiveInt
+    memory_bytes: PositiveInt
+    peak_flops_per_s: PositiveFloat
+    memory_bytes_per_s: PositiveFloat
+    links: tuple[Link, ...] = ()
+    source: str
+
+
+def read_machine(path: Path) -> Machine:
+    """The machine in a YAML file. Raises InputError naming file, key, value and mend."""
+    return validated(Machine, read_yaml(path), path)
