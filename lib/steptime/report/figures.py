@@ -1,0 +1,258 @@
+"""Figures of the study: each takes a table (one row a mark, seconds) and returns a matplotlib Figure.
+
+Frameworks and schedules have one colour everywhere; how a number was got (`kind`) decides mark and line. Call
+`style.use()` once before.
+"""
+
+from collections.abc import Sequence
+
+import pandas as pd
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+from steptime.core.errors import InputError
+from steptime.report.style import colour, mark
+
+PHASES = ("io", "h2d", "forward", "backward", "comm", "update")
+PHASE_LABELS = {
+    "io": "read input",
+    "h2d": "copy to device",
+    "forward": "forward",
+    "backward": "backward",
+    "comm": "communicate",
+    "update": "update",
+}
+SCHEDULE_LABELS = {
+    "end_of_backward": "after backward",
+    "wait_free": "wait-free",
+    "merged": "merged",
+}
+_WIDE_RANGE = 12
+"""A larger ratio between the longest and the shortest time is drawn on a logarithmic axis."""
+
+
+def step_times(table: pd.DataFrame, title: str = "Time of one training step") -> Figure:
+    """Step time with its interval, one row a network, one mark a framework.
+
+    Columns: network, framework, median_s, lo_s, hi_s; optionally kind (default measured).
+    """
+    table = _checked("step_times", table, ["network", "framework", "median_s", "lo_s", "hi_s"])
+    networks, frameworks = _order(table["network"]), _order(table["framework"])
+    figure = Figure(figsize=(7.2, 1.25 + 0.34 * len(networks) * max(len(frameworks), 1.6)))
+    axes = figure.subplots()
+    for row in table.itertuples():
+        y = networks.index(row.network) + _dodge(frameworks.index(row.framework), len(frameworks))
+        median, lo, hi = row.median_s * 1e3, row.lo_s * 1e3, row.hi_s * 1e3
+        _interval(axes, (lo, hi), y, row.framework)
+        axes.plot([median], [y], **mark(row.kind, row.framework) | {"linestyle": "none"})
+        axes.annotate(
+            _short(median), (hi, y), (7, 0), textcoords="offset points", va="center", fontsize=9, color=colour("ink")
+        )
+    _times_axis(axes.xaxis, [table["lo_s"].min(), table["hi_s"].max()], "step time, ms (line: 95 % interval)")
+    low, high = axes.get_xlim()
+    axes.set_xlim(low, high * 1.25 if axes.get_xscale() == "log" else high + 0.1 * (high - low))
+    _rows_axis(axes, networks)
+    _legend(axes, [_dot(name, kind) for name, kind in _pairs(table, "framework")], title)
+    return figure
+
+
+def phases(table: pd.DataFrame, title: str = "Where the step's time goes") -> Figure:
+    """The phases of a step, stacked, one bar a network and framework.
+
+    Columns: network, framework, phase (one of PHASES), time_s.
+    """
+    table = _checked("phases", table, ["network", "framework", "phase", "time_s"])
+    wide = table.pivot_table(index=["network", "framework"], columns="phase", values="time_s", sort=False)
+    unknown = [name for name in wide.columns if name not in PHASES]
+    if unknown:
+        raise InputError(f"figure phases: phase = {unknown[0]!r}: is unknown; use one of {', '.join(PHASES)}")
+    present = [name for name in PHASES if name in wide.columns and wide[name].fillna(0).sum() > 0]
+    networks, frameworks = _order(table["network"]), _order(table["framework"])
+    figure = Figure(figsize=(7.2, 1.3 + 0.31 * len(networks) * (len(frameworks) + 0.4)))
+    axes = figure.subplots()
+    height = 0.8 / len(frameworks)
+    total = wide.sum(axis=1) * 1e3
+    for (network, framework), row in wide.iterrows():
+        y = networks.index(network) + _dodge(frameworks.index(framework), len(frameworks), 0.8)
+        left = 0.0
+        for name in present:
+            value = 0.0 if pd.isna(row[name]) else row[name] * 1e3
+            axes.barh(y, value, height * 0.9, left, color=colour(name), edgecolor=colour("paper"), linewidth=0.6)
+            left += value
+        label = f"{_short(left)}  {framework}" if len(frameworks) > 1 else _short(left)
+        axes.annotate(label, (left, y), (6, 0), textcoords="offset points", va="center", fontsize=9)
+    axes.set_xlim(0, total.max() * 1.28)
+    axes.set_xlabel("time in one step, ms")
+    axes.xaxis.grid(True)
+    _rows_axis(axes, networks)
+    _legend(axes, [Patch(facecolor=colour(name), label=PHASE_LABELS[name]) for name in present], title)
+    return figure
+
+
+def speed_up(
+    table: pd.DataFrame,
+    series: str = "schedule",
+    panel: str | None = "network",
+    title: str = "Speed-up over one worker",
+) -> Figure:
+    """Speed-up curves with the ideal line, one panel a value of column `panel`, one line a value of column `series`.
+
+    Columns: workers, speed_up, `series`, `panel` (None: a single panel); optionally kind (default modelled) and
+    lo, hi (95 % interval of the speed-up).
+    """
+    needed = ["workers", "speed_up", series] + ([panel] if panel else [])
+    table = _checked("speed_up", table, needed, kind="modelled")
+    names = _order(table[panel]) if panel else [""]
+    columns = min(len(names), 3)
+    rows = -(-len(names) // columns)
+    figure = Figure(figsize=(7.2, 0.9 + (2.5 if columns > 1 else 3.4) * rows))
+    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    counts = sorted(table["workers"].unique())
+    for axes, name in zip(grid.flat, names, strict=False):
+        part = table[table[panel] == name] if panel else table
+        axes.plot(counts, counts, color=colour("muted"), linewidth=0.9)
+        _curves(axes, part, series)
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log", base=2)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axis.grid(True)
+        axes.set_title(name, fontsize=10, fontweight="normal", pad=4)
+    for number, axes in enumerate(grid.flat):
+        axes.set_visible(number < len(names))
+        is_lowest = number + columns >= len(names)
+        axes.tick_params(labelbottom=is_lowest)
+        axes.set_xlabel("workers" if is_lowest else "")
+        axes.set_ylabel("speed-up" if number % columns == 0 else "")
+    handles = [_line(value, kind) for value, kind in _pairs(table, series)]
+    handles.append(Line2D([], [], color=colour("muted"), linewidth=0.9, label="ideal"))
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
+    figure.legend(handles=handles, loc="outside lower left", ncols=min(len(handles), 5))
+    return figure
+
+
+def predicted_measured(table: pd.DataFrame, title: str = "Predicted over measured step time") -> Figure:
+    """Predicted over measured step time, one row a network; the band is 10 % either way.
+
+    Columns: network, framework, measured_s, predicted_s; optionally lo_s, hi_s (95 % interval of the measured time)
+    and kind (of the prediction, default modelled).
+    """
+    needed = ["network", "framework", "measured_s", "predicted_s"]
+    table = _checked("predicted_measured", table, needed, kind="modelled")
+    networks, frameworks = _order(table["network"]), _order(table["framework"])
+    figure = Figure(figsize=(7.2, 1.25 + 0.34 * len(networks) * max(len(frameworks), 1.6)))
+    axes = figure.subplots()
+    axes.axvspan(0.9, 1.1, color=colour("grid"), linewidth=0, alpha=0.6)
+    axes.axvline(1.0, color=colour("muted"), linewidth=0.9)
+    for row in table.itertuples():
+        y = networks.index(row.network) + _dodge(frameworks.index(row.framework), len(frameworks))
+        ratio = row.predicted_s / row.measured_s
+        ends = (row.predicted_s / row.hi_s, row.predicted_s / row.lo_s) if "lo_s" in table else (ratio, ratio)
+        _interval(axes, ends, y, row.framework)
+        axes.plot([ratio], [y], **mark(row.kind, row.framework) | {"linestyle": "none"})
+        axes.annotate(f"{ratio:.2f}", (max(ends), y), (8, 0), textcoords="offset points", va="center", fontsize=9)
+    low, high = axes.get_xlim()
+    axes.set_xlim(min(low, 0.85), max(high, 1.15) + 0.08 * (high - low))
+    axes.set_xlabel("predicted / measured (line: 95 % interval of the measured time)")
+    axes.xaxis.grid(True)
+    _rows_axis(axes, networks)
+    handles = [_dot(name, kind) for name, kind in _pairs(table, "framework")]
+    _legend(axes, [*handles, Patch(facecolor=colour("grid"), label="within 10 %")], title)
+    return figure
+
+
+def _checked(figure: str, table: pd.DataFrame, columns: list[str], kind: str = "measured") -> pd.DataFrame:
+    missing = [name for name in columns if name not in table.columns]
+    if missing:
+        raise InputError(f"figure {figure}: column {missing[0]!r} is missing; it needs {', '.join(columns)}")
+    if table.empty:
+        raise InputError(f"figure {figure}: the table has no rows; measure or select at least one case")
+    return table if "kind" in table.columns else table.assign(kind=kind)
+
+
+def _order(values: pd.Series) -> list[str]:
+    """Distinct values as they first appear."""
+    return list(dict.fromkeys(values))
+
+
+def _pairs(table: pd.DataFrame, column: str) -> list[tuple[str, str]]:
+    return list(dict.fromkeys(zip(table[column], table["kind"], strict=True)))
+
+
+def _dodge(index: int, count: int, span: float = 0.5) -> float:
+    """Offset of the `index`-th of `count` marks that share a row."""
+    return 0.0 if count == 1 else span * ((index + 0.5) / count - 0.5)
+
+
+def _short(value: float) -> str:
+    """Three significant digits, never an exponent."""
+    digits = 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 1 else 3
+    return f"{value:.{digits}f}"
+
+
+def _label(name: str) -> str:
+    return SCHEDULE_LABELS.get(name, name)
+
+
+def _dot(name: str, kind: str) -> Line2D:
+    return Line2D([], [], **mark(kind, name) | {"linestyle": "none"}, label=f"{_label(name)}, {kind}")
+
+
+def _line(name: str, kind: str) -> Line2D:
+    return Line2D([], [], **mark(kind, name), markersize=4.5, label=f"{_label(name)}, {kind}")
+
+
+def _interval(axes: Axes, ends: tuple[float, float], y: float, of: str) -> None:
+    """A line with caps, so that an interval narrower than its mark is seen to be there."""
+    axes.plot(ends, [y, y], color=colour(of), linewidth=1.6, marker="|", markersize=8, markeredgewidth=1.4)
+
+
+def _curves(axes: Axes, table: pd.DataFrame, series: str) -> None:
+    for name, kind in _pairs(table, series):
+        part = table[(table[series] == name) & (table["kind"] == kind)].sort_values("workers")
+        if {"lo", "hi"} <= set(part.columns):
+            axes.fill_between(part["workers"], part["lo"], part["hi"], color=colour(name), alpha=0.18, linewidth=0)
+        # a curve read off a formula has no points of its own: mark a few so that the kind is seen
+        every = max(1, len(part) // 8)
+        axes.plot(part["workers"], part["speed_up"], **mark(kind, name), markersize=4.5, markevery=every)
+
+
+def _times_axis(axis: Axis, ends_s: Sequence[float], label: str) -> None:
+    """Milliseconds; logarithmic where the times differ much."""
+    low, high = ends_s
+    if low > 0 and high / low > _WIDE_RANGE:
+        axis._set_axes_scale("log")
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.set_minor_formatter(NullFormatter())
+        axis.minorticks_off()
+    else:
+        axis.axes.set_xlim(left=0)
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_label_text(label)
+    axis.grid(True)
+
+
+def _rows_axis(axes: Axes, names: Sequence[str]) -> None:
+    axes.set_yticks(range(len(names)), names, fontsize=10, color=colour("ink"))
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0)
+    sns.despine(ax=axes, left=True)
+
+
+def _legend(axes: Axes, handles: Sequence[Line2D | Patch], title: str) -> None:
+    """Legend in one line between title and axes."""
+    axes.legend(
+        handles=list(handles),
+        loc="lower left",
+        bbox_to_anchor=(-0.01, 1.0),
+        ncols=len(handles),
+        columnspacing=1.2,
+        handletextpad=0.4,
+        borderaxespad=0.3,
+    )
+    axes.set_title(title, pad=28)
