@@ -3,25 +3,31 @@
 Seconds and bytes; missing values are empty; rows are sorted by key. Nothing here names a host, a user or a path.
 """
 
+import csv
+import io
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pandas as pd
 import pandera.errors
 import pandera.pandas as pa
 
 from steptime.core.errors import InputError
-from steptime.core.files import write_text
+from steptime.core.files import read_text, write_text
 
 SCHEMA_VERSION = 1
 PHASES = ("step", "io", "h2d", "forward", "backward", "update")
 STATUSES = ("finished", "failed", "not_run")
 
 _TEXT = pa.Column(str)
-_MAYBE_TEXT = pa.Column(str, nullable=True, coerce=True)
+_MAYBE_TEXT = pa.Column(str, nullable=True)
 _COUNT = pa.Column(int, pa.Check.ge(0))
 _POSITIVE = pa.Column(int, pa.Check.ge(1))
-_MAYBE = pa.Column(float, pa.Check.ge(0), nullable=True, coerce=True)
+_MAYBE_COUNT = pa.Column("Int64", pa.Check.ge(0), nullable=True)
+_MAYBE = pa.Column(float, pa.Check.ge(0), nullable=True)
 
 RUNS = pa.DataFrameSchema(
     {
@@ -49,13 +55,13 @@ RUNS = pa.DataFrameSchema(
         "duration_s": _MAYBE,
         "warmups": _COUNT,
         "stop_reason": _MAYBE_TEXT,
-        "parameters": _MAYBE,
-        "peak_memory_bytes": _MAYBE,
-        "loss_first": pa.Column(float, nullable=True, coerce=True),
-        "loss_last": pa.Column(float, nullable=True, coerce=True),
+        "parameters": _MAYBE_COUNT,
+        "peak_memory_bytes": _MAYBE_COUNT,
+        "loss_first": pa.Column(float, nullable=True),
+        "loss_last": pa.Column(float, nullable=True),
         # provenance
         "git_revision": _MAYBE_TEXT,
-        "git_dirty": pa.Column(bool),
+        "git_dirty": pa.Column("boolean", nullable=True),
         "code_hash": _TEXT,
         "fingerprint": _TEXT,
         "command": _TEXT,
@@ -91,11 +97,11 @@ SAMPLES = pa.DataFrameSchema(
         "repeat": _COUNT,
         "is_warmup": pa.Column(bool),
         "is_disturbed": pa.Column(bool),
-        "time_s": pa.Column(float, pa.Check.ge(0), coerce=True),
+        "time_s": pa.Column(float, pa.Check.ge(0)),
         # covariates of the repetition; empty for layers and phases timed inside one repetition
         "cpu_s": _MAYBE,
         "run_delay_s": _MAYBE,
-        "involuntary_switches": _MAYBE,
+        "involuntary_switches": _MAYBE_COUNT,
         "steal_s": _MAYBE,
         "load_1min": _MAYBE,
     },
@@ -106,6 +112,15 @@ SAMPLES = pa.DataFrameSchema(
 RUN_COLUMNS = tuple(RUNS.columns)
 SAMPLE_COLUMNS = tuple(SAMPLES.columns)
 SAMPLE_KEY = ["run_id", "phase", "layer", "repeat"]
+_CONTENTS = {
+    "str": "a text",
+    "int64": "a whole number",
+    "Int64": "a whole number or nothing",
+    "float64": "a number",
+    "bool": "True or False",
+    "boolean": "True, False or nothing",
+}
+_CHECKS = {"greater_than_or_equal_to": "must be at least {min_value}", "isin": "must be one of {allowed_values}"}
 
 
 @dataclass(frozen=True)
@@ -155,20 +170,40 @@ def check_campaign(campaign: Campaign, folder: Path) -> None:
 
 
 def read_table(path: Path, schema: pa.DataFrameSchema) -> pd.DataFrame:
-    """A CSV file checked against `schema`. Raises InputError with the first fault: file, line, column, value, mend."""
+    """A CSV file checked against `schema`, every cell read as text first.
+
+    Raises InputError with the first fault as one line: file, line, column, value, mend.
+    """
+    names = list(schema.columns)
+    reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
+    rows: list[list[str]] = []
+    lines: list[int] = []
     try:
-        table = pd.read_csv(path, encoding="utf-8", float_precision="round_trip", dtype=_text_columns(schema))
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror}); check the path") from None
-    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError, ValueError) as error:
-        raise InputError(f"{path}: is not a table ({str(error).splitlines()[0]}); mend or remove the row") from None
-    missing = [name for name in schema.columns if name not in table.columns]
-    if missing:
-        raise InputError(f"{path}: column {missing[0]!r} is missing; the columns are {', '.join(schema.columns)}")
+        header = next(reader, None)
+        _check_header(path, header, names)
+        for row in reader:
+            if len(row) != len(names):
+                raise InputError(
+                    f"{path}: line {reader.line_num}: {len(row)} fields where the header has {len(names)}; "
+                    "mend or remove the row"
+                )
+            rows.append(row)
+            lines.append(reader.line_num)
+    except csv.Error as error:
+        raise InputError(f"{path}: line {reader.line_num}: is not CSV ({error}); mend or remove the row") from None
+    cells = pd.DataFrame(rows, columns=names, dtype=object)
+    columns = {name: _converted(path, cells[name], column, lines) for name, column in schema.columns.items()}
     try:
-        return schema.validate(table)
+        return schema.validate(pd.DataFrame(columns))
     except pandera.errors.SchemaError as error:
-        raise InputError(f"{path}: {_fault(error)}") from None
+        raise InputError(f"{path}: {_fault(error, lines)}") from None
+
+
+def as_table(rows: Iterable[Mapping[str, Any]], schema: pa.DataFrameSchema) -> pd.DataFrame:
+    """`rows` (column -> value; None or an absent column is missing) as a table of `schema`'s columns and types."""
+    table = pd.DataFrame(list(rows), columns=list(schema.columns), dtype=object)
+    table = table.where(table.notna(), None)
+    return schema.validate(table.astype({name: str(column.dtype) for name, column in schema.columns.items()}))
 
 
 def write_campaign(campaign: Campaign, folder: Path) -> None:
@@ -179,19 +214,52 @@ def write_campaign(campaign: Campaign, folder: Path) -> None:
     write_text(Path(folder) / "samples.csv", samples.to_csv(index=False, float_format="%.9g", lineterminator="\n"))
 
 
-def _text_columns(schema: pa.DataFrameSchema) -> dict[str, type]:
-    """Text columns are read as text, so that a version 3.10 stays one."""
-    return {name: str for name, column in schema.columns.items() if "str" in str(column.dtype)}
+def _check_header(path: Path, header: list[str] | None, names: list[str]) -> None:
+    if not header:
+        raise InputError(f"{path}: line 1: is empty; its columns must be {', '.join(names)}")
+    for name in names:
+        if name not in header:
+            raise InputError(f"{path}: line 1: column {name!r} is missing; the columns are {', '.join(names)}")
+    for place, name in enumerate(header):
+        if name not in names:
+            raise InputError(f"{path}: line 1: column {name!r} is not known; remove it")
+        if header.index(name) != place:
+            raise InputError(f"{path}: line 1: column {name!r} comes twice; remove one")
+        if name != names[place]:
+            raise InputError(f"{path}: line 1: column {name!r} stands where {names[place]!r} belongs; reorder them")
 
 
-def _fault(error: pandera.errors.SchemaError) -> str:
-    cases = error.failure_cases
-    column = getattr(error.schema, "name", None)
-    if isinstance(cases, pd.DataFrame) and len(cases):
-        row, value = cases["index"].iloc[0], cases["failure_case"].iloc[0]
-        check = error.check if isinstance(error.check, str) else getattr(error.check, "error", None) or error.check
-        if column is None:
-            return f"unexpected column {value!r}; remove it"
-        line = f"line {int(row) + 2}: " if row is not None and not pd.isna(row) else ""
-        return f"{line}{column} = {value}: fails {check}; correct the value or remove the row"
-    return f"column {column!r}: {str(error).splitlines()[0]}; correct the column"
+def _converted(path: Path, cells: pd.Series, column: pa.Column, lines: list[int]) -> pd.Series:
+    """A column of text as the type of `column`; an empty cell is a missing value."""
+    kind = str(column.dtype)
+    missing = cells == ""
+    if kind == "str":
+        values, wrong = cells.mask(missing, None).astype("str"), missing & (not column.nullable)
+    elif kind in ("bool", "boolean"):
+        values = cells.map({"True": True, "False": False}).astype("boolean")
+        wrong = values.isna() & ~(missing & column.nullable)
+    else:
+        values = pd.to_numeric(cells.mask(missing, None), errors="coerce").astype("float64")
+        wrong = ~np.isfinite(values) & ~(missing & column.nullable)
+        if kind in ("int64", "Int64"):
+            # whole numbers are converted from the text: beyond 2 ** 53 a float is not exact
+            wrong |= ~cells.str.fullmatch(r"-?\d{1,18}") & ~(missing & column.nullable)
+            if not wrong.any():
+                values = cells.mask(missing, None).map(int, na_action="ignore").astype("Int64")
+    if wrong.any():
+        row = int(np.flatnonzero(wrong)[0])
+        value = "empty" if missing.iloc[row] else repr(cells.iloc[row])
+        raise InputError(
+            f"{path}: line {lines[row]}: {column.name} = {value}: must be {_CONTENTS[kind]}; correct it or remove the row"
+        )
+    return values.astype(kind)
+
+
+def _fault(error: pandera.errors.SchemaError, lines: list[int]) -> str:
+    """A failed check of a value as one line: line, column, value, mend."""
+    first = error.failure_cases.iloc[0]
+    where = f"line {lines[int(first['index'])]}: {error.schema.name} = {first['failure_case']!r}"
+    if error.reason_code == pandera.errors.SchemaErrorReason.SERIES_CONTAINS_DUPLICATES:
+        return f"{where}: comes twice; remove one of the rows"
+    rule = _CHECKS[error.check.name].format(**error.check.statistics)
+    return f"{where}: {rule}; correct it or remove the row"
