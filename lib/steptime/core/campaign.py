@@ -196,14 +196,14 @@ def read_table(path: Path, schema: pa.DataFrameSchema) -> pd.DataFrame:
     try:
         return schema.validate(pd.DataFrame(columns))
     except pandera.errors.SchemaError as error:
-        raise InputError(f"{path}: {_fault(error, lines)}") from None
+        raise InputError(f"{path}: {_fault(error, cells, lines)}") from None
 
 
 def as_table(rows: Iterable[Mapping[str, Any]], schema: pa.DataFrameSchema) -> pd.DataFrame:
     """`rows` (column -> value; None or an absent column is missing) as a table of `schema`'s columns and types."""
     table = pd.DataFrame(list(rows), columns=list(schema.columns), dtype=object)
     table = table.where(table.notna(), None)
-    return schema.validate(table.astype({name: str(column.dtype) for name, column in schema.columns.items()}))
+    return schema.validate(table.astype({name: _kind(column) for name, column in schema.columns.items()}))
 
 
 def write_campaign(campaign: Campaign, folder: Path) -> None:
@@ -229,9 +229,15 @@ def _check_header(path: Path, header: list[str] | None, names: list[str]) -> Non
             raise InputError(f"{path}: line 1: column {name!r} stands where {names[place]!r} belongs; reorder them")
 
 
+def _kind(column: pa.Column) -> str:
+    """The pandas type of a column: a key of _CONTENTS."""
+    name = str(column.dtype)
+    return "str" if name.startswith("str") else name
+
+
 def _converted(path: Path, cells: pd.Series, column: pa.Column, lines: list[int]) -> pd.Series:
     """A column of text as the type of `column`; an empty cell is a missing value."""
-    kind = str(column.dtype)
+    kind = _kind(column)
     missing = cells == ""
     if kind == "str":
         values, wrong = cells.mask(missing, None).astype("str"), missing & (not column.nullable)
@@ -250,16 +256,18 @@ def _converted(path: Path, cells: pd.Series, column: pa.Column, lines: list[int]
         row = int(np.flatnonzero(wrong)[0])
         value = "empty" if missing.iloc[row] else repr(cells.iloc[row])
         raise InputError(
-            f"{path}: line {lines[row]}: {column.name} = {value}: must be {_CONTENTS[kind]}; correct it or remove the row"
+            f"{path}: line {lines[row]}: {column.name} = {value}: must be {_CONTENTS[kind]}; "
+            "correct it or remove the row"
         )
     return values.astype(kind)
 
 
-def _fault(error: pandera.errors.SchemaError, lines: list[int]) -> str:
+def _fault(error: pandera.errors.SchemaError, cells: pd.DataFrame, lines: list[int]) -> str:
     """A failed check of a value as one line: line, column, value, mend."""
-    first = error.failure_cases.iloc[0]
-    where = f"line {lines[int(first['index'])]}: {error.schema.name} = {first['failure_case']!r}"
-    if error.reason_code == pandera.errors.SchemaErrorReason.SERIES_CONTAINS_DUPLICATES:
+    twice = error.reason_code == pandera.errors.SchemaErrorReason.SERIES_CONTAINS_DUPLICATES
+    row = int(error.failure_cases["index"].iloc[-1 if twice else 0])
+    where = f"line {lines[row]}: {error.schema.name} = {cells[error.schema.name][row]!r}"
+    if twice:
         return f"{where}: comes twice; remove one of the rows"
     rule = _CHECKS[error.check.name].format(**error.check.statistics)
     return f"{where}: {rule}; correct it or remove the row"

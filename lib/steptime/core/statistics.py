@@ -91,10 +91,7 @@ def compare(a: pd.DataFrame, b: pd.DataFrame, level: float = 0.01) -> Comparison
         raise InputError(f"samples: common rounds = {len(differences)}: a comparison needs 2; measure more rounds")
     centre, half = float(differences.mean()), float(half_width(differences, 1 - level))
     spread = float(differences.std(ddof=1)) / np.sqrt(len(differences))
-    if spread > 0:
-        p_value = float(2 * stats.t.sf(abs(centre) / spread, len(differences) - 1))
-    else:
-        p_value = float(centre == 0)
+    p_value = float(2 * stats.t.sf(abs(centre) / spread, len(differences) - 1)) if spread > 0 else float(centre == 0)
     return Comparison(
         float(np.exp(centre)), float(np.exp(centre - half)), float(np.exp(centre + half)), p_value, abs(centre) > half
     )

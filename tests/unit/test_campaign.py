@@ -1,0 +1,190 @@
+"""Campaign tables: what is wrong with a file is said in one line naming file, line, column, value and mend."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from steptime.core.campaign import (
+    RUN_COLUMNS,
+    RUNS,
+    SAMPLE_COLUMNS,
+    SAMPLES,
+    Campaign,
+    as_table,
+    read_campaign,
+    write_campaign,
+)
+from steptime.core.errors import InputError
+
+RUN = {
+    "case_id": "torch-mlp",
+    "schema_version": 1,
+    "framework": "torch",
+    "network": "mlp",
+    "size": "quick",
+    "batch": 16,
+    "dtype": "float32",
+    "device": "cpu",
+    "threads": 1,
+    "workers": 1,
+    "input": "sequential",
+    "round": 0,
+    "position": 0,
+    "seed": 1,
+    "status": "finished",
+    "warmups": 1,
+    "parameters": 12345678901,
+    "loss_first": -0.25,
+    "git_dirty": True,
+    "code_hash": "0123",
+    "fingerprint": "4567",
+    "command": "steptime measure",
+    "steptime_version": "0.1.0",
+    "framework_version": "2.10",
+    "platform": 'Linux, "glibc"',
+    "cpu_model": "CPU",
+    "cores_present": 2,
+    "cores_allowed": 2,
+    "memory_bytes": 8 * 2**30,
+    "is_virtual": True,
+    "timer": "perf_counter",
+    "timer_resolution_s": 1e-9,
+}
+SAMPLE = {"phase": "step", "repeat": 0, "is_warmup": False, "is_disturbed": False, "time_s": 0.0123456789123}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    runs = as_table(
+        [RUN | {"run_id": "r0"}, RUN | {"run_id": "r1", "status": "failed", "reason": "NA", "git_dirty": None}], RUNS
+    )
+    samples = as_table(
+        [
+            SAMPLE | {"run_id": "r0", "repeat": 1, "involuntary_switches": 3, "run_delay_s": 1e-7},
+            SAMPLE | {"run_id": "r0"},
+            SAMPLE | {"run_id": "r0", "phase": "forward", "layer": "conv1"},
+        ],
+        SAMPLES,
+    )
+    write_campaign(Campaign("c", runs, samples), tmp_path / "c")
+    return tmp_path / "c"
+
+
+def test_reading_and_writing_again_gives_the_same_bytes(folder: Path, tmp_path: Path) -> None:
+    campaign = read_campaign(folder)
+    write_campaign(campaign, tmp_path / "again")
+    for name in ("runs.csv", "samples.csv"):
+        assert (tmp_path / "again" / name).read_bytes() == (folder / name).read_bytes()
+    first = campaign.runs.iloc[0]
+    assert first["parameters"] == RUN["parameters"]
+    assert (first["framework_version"], first["platform"]) == ("2.10", 'Linux, "glibc"')
+    assert campaign.runs["reason"][1] == "NA", "only an empty cell is missing"
+    assert campaign.samples["time_s"][0] == pytest.approx(SAMPLE["time_s"], rel=1e-8)
+
+
+def test_a_campaign_without_samples_round_trips(tmp_path: Path) -> None:
+    runs = as_table([RUN | {"run_id": "r0", "status": "not_run", "reason": "no GPU"}], RUNS)
+    write_campaign(Campaign("c", runs, as_table([], SAMPLES)), tmp_path)
+    assert len(read_campaign(tmp_path).samples) == 0
+
+
+def cell(table: str, line: int, column: str, value: str) -> Callable[[Path], None]:
+    """Write `value` into one cell."""
+    columns = RUN_COLUMNS if table == "runs.csv" else SAMPLE_COLUMNS
+
+    def edit(folder: Path) -> None:
+        lines = (folder / table).read_text().splitlines()
+        # the platform holds a quoted comma; it stands right of every cell edited here in runs.csv but those below
+        fields = lines[line - 1].replace('"Linux, ""glibc"""', "PLATFORM").split(",")
+        fields[columns.index(column)] = value
+        lines[line - 1] = ",".join(fields)
+        (folder / table).write_text("\n".join(lines) + "\n")
+
+    return edit
+
+
+def text(table: str, change: Callable[[str], str]) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        (folder / table).write_text(change((folder / table).read_text()))
+
+    return edit
+
+
+def on_line(number: int, change: Callable[[str], str]) -> Callable[[str], str]:
+    def edit(content: str) -> str:
+        lines = content.splitlines()
+        lines[number - 1] = change(lines[number - 1])
+        return "\n".join(lines) + "\n"
+
+    return edit
+
+
+FAULTS = {
+    "empty file": (text("runs.csv", lambda _: ""), ["runs.csv: line 1: is empty"]),
+    "extra column": (
+        text("samples.csv", lambda content: content.replace("\n", ",1\n").replace("load_1min,1", "load_1min,extra")),
+        ["samples.csv: line 1: column 'extra' is not known; remove it"],
+    ),
+    "missing column": (
+        text("samples.csv", lambda content: content.replace("time_s", "time", 1)),
+        ["samples.csv: line 1: column 'time_s' is missing"],
+    ),
+    "double column": (
+        text("samples.csv", lambda content: content.replace("load_1min\n", "load_1min,repeat\n", 1)),
+        ["samples.csv: line 1: column 'repeat' comes twice"],
+    ),
+    "wrong order": (
+        text("samples.csv", lambda content: content.replace("run_id,phase", "phase,run_id", 1)),
+        ["samples.csv: line 1: column 'phase' stands where 'run_id' belongs"],
+    ),
+    "too many fields": (
+        text("samples.csv", on_line(3, lambda line: line + ",1")),
+        ["samples.csv: line 3: 13 fields where the header has 12; mend or remove the row"],
+    ),
+    "too few fields": (
+        text("runs.csv", on_line(2, lambda line: line.rsplit(",", 2)[0])),
+        ["runs.csv: line 2:", "fields where the header has"],
+    ),
+    "blank line": (text("samples.csv", on_line(3, lambda _: "")), ["samples.csv: line 3: 0 fields"]),
+    "open quote": (text("samples.csv", on_line(3, lambda line: '"' + line)), ["samples.csv: line", "is not CSV"]),
+    "not a boolean": (
+        cell("samples.csv", 3, "is_warmup", "maybe"),
+        ["samples.csv: line 3: is_warmup = 'maybe': must be True or False; correct it"],
+    ),
+    "empty boolean": (cell("samples.csv", 3, "is_disturbed", ""), ["line 3: is_disturbed = empty: must be True or"]),
+    "not a number": (cell("samples.csv", 4, "time_s", "fast"), ["samples.csv: line 4: time_s = 'fast': must be a num"]),
+    "not finite": (cell("samples.csv", 4, "time_s", "inf"), ["line 4: time_s = 'inf': must be a number"]),
+    "not whole": (cell("samples.csv", 2, "repeat", "1.5"), ["line 2: repeat = '1.5': must be a whole number"]),
+    "nothing": (cell("samples.csv", 2, "repeat", ""), ["line 2: repeat = empty: must be a whole number"]),
+    "negative time": (cell("samples.csv", 3, "time_s", "-0.1"), ["line 3: time_s = '-0.1': must be at least 0"]),
+    "negative covariate": (cell("samples.csv", 3, "steal_s", "-1"), ["line 3: steal_s = '-1': must be at least 0"]),
+    "unknown phase": (cell("samples.csv", 3, "phase", "nap"), ["line 3: phase = 'nap': must be one of", "'step'"]),
+    "negative batch": (cell("runs.csv", 2, "batch", "-16"), ["runs.csv: line 2: batch = '-16': must be at least 1"]),
+    "unknown version": (
+        cell("runs.csv", 3, "schema_version", "9"),
+        ["line 3: schema_version = '9': must be one of [1]"],
+    ),
+    "same run twice": (cell("runs.csv", 3, "run_id", "r0"), ["runs.csv: line 3: run_id = 'r0': comes twice"]),
+    "no name": (cell("runs.csv", 3, "network", ""), ["runs.csv: line 3: network = empty: must be a text"]),
+    "orphan": (cell("samples.csv", 2, "run_id", "r9"), ["samples.csv: line 2: run_id = 'r9': is not in runs.csv"]),
+    "finished but empty": (
+        cell("runs.csv", 3, "status", "finished"),
+        ["runs.csv: line 3: run_id = 'r1': is finished but has no samples"],
+    ),
+    "repeated sample": (cell("samples.csv", 4, "repeat", "0"), ["samples.csv: line 4: repeats an earlier sample"]),
+    "not text": (lambda folder: (folder / "runs.csv").write_bytes(b"\xff\xfe") and None, ["runs.csv: is not UTF-8"]),
+    "no file": (lambda folder: (folder / "runs.csv").unlink(), ["runs.csv: cannot be read"]),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_broken_file_is_one_line(folder: Path, fault: str) -> None:
+    edit, parts = FAULTS[fault]
+    edit(folder)
+    with pytest.raises(InputError) as raised:
+        read_campaign(folder)
+    message = str(raised.value)
+    assert "\n" not in message
+    assert message.startswith(str(folder))
+    for part in parts:
+        assert part in message
