@@ -1,0 +1,277 @@
+"""The `steptime` command. Imports are inside the commands, so that `steptime --help` is immediate."""
+
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from steptime.core.errors import InputError
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="steptime")
+def cli() -> None:
+    """What does one training step cost, in which framework, on which machine, on how many of them, and why?"""
+
+
+def main() -> None:
+    """Run the command; bad input is one line and exit status 2, an interruption one line and 130."""
+    try:
+        status = cli(standalone_mode=False)
+        sys.stdout.flush()
+    except InputError as error:
+        status = _say(str(error), 2)
+    except click.ClickException as error:
+        status = _say(error.format_message(), 2)
+    except (KeyboardInterrupt, click.Abort):
+        status = _say("interrupted", 130)
+    except BrokenPipeError:
+        # The reader has gone (`steptime ... | head`); Python's own flush at exit must not complain again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 0
+    sys.exit(status)
+
+
+def _say(message: str, status: int) -> int:
+    click.echo(f"steptime: {message}", err=True)
+    return status
+
+
+def _root() -> Path:
+    from steptime.core.files import project_root
+
+    return project_root()
+
+
+@contextmanager
+def _progress(name: str) -> Iterator[Callable[[str], None]]:
+    """A function that shows a line of progress: on a terminal as a bar, where the line holds "3/17", else in a log."""
+    if not sys.stderr.isatty():
+        yield lambda line: click.echo(f"{name}: {line}", err=True)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn(name), BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("", total=None)
+
+        def show(line: str) -> None:
+            count = re.search(r"(\d+)/(\d+)", line)
+            bar.update(task, description=line)
+            if count:
+                bar.update(task, completed=int(count[1]), total=int(count[2]))
+
+        yield show
+
+
+# -------------------------------------------------------------------------------------------------- the pipeline's
+
+
+@cli.command()
+@click.argument("name")
+def run(name: str) -> None:
+    """Run the notebook NAME of the pipeline with its parameters from params.yaml."""
+    from steptime import notebook
+
+    root = _root()
+    _check_installation(root)
+    try:
+        with _progress(name) as log:
+            notebook.run(root, name, log)
+    except notebook.NotebookFailed as error:
+        sys.exit(_say(str(error), 1))
+
+
+def _check_installation(root: Path) -> None:
+    """DVC hashes the checkout's code, so the checkout's code must be what runs."""
+    here = Path(__file__).resolve().parent
+    if here != root / "lib/steptime":
+        raise InputError(
+            f"run: steptime is installed from {here}, not from {root}; activate this checkout's environment"
+        )
+
+
+@cli.command()
+def fingerprint() -> None:
+    """Write this machine's fingerprints, which decide whether the pipeline measures again."""
+    from steptime.measure import write_fingerprints
+
+    write_fingerprints(_root() / "data/raw/fingerprint")
+
+
+@cli.command()
+def site() -> None:
+    """Build the report's pages, and README's figure and table, from what the notebooks wrote."""
+    from steptime.report.readme import update_readme
+    from steptime.report.site import build_site
+
+    root = _root()
+    build_site(root)
+    update_readme(root)
+
+
+# -------------------------------------------------------------------------------------------- measure and predict
+
+
+@cli.command()
+@click.option("--framework", "frameworks", multiple=True, help="Framework to measure; may be repeated.")
+@click.option("--network", "networks", multiple=True, help="Network to train; may be repeated.")
+@click.option("--size", help="quick or full: the size of the networks and which section of params.yaml is the default.")
+@click.option("--batch", type=int, help="Batch for every network.")
+@click.option("--threads", type=int, multiple=True, help="Threads of a framework; may be repeated.")
+@click.option("--input", "inputs", multiple=True, help="sequential or prefetch; may be repeated.")
+@click.option("--device", "devices", multiple=True, help="cpu or gpu; may be repeated.")
+@click.option("--rounds", type=int, help="Most fresh processes per case.")
+@click.option("--budget", "budget_s", type=float, help="Seconds after which no further round starts.")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder for runs.csv and samples.csv.")
+@click.option("--fresh", is_flag=True, help="Discard the cases that an interrupted measurement finished.")
+def measure(size: str | None, batch: int | None, out: Path | None, fresh: bool, **chosen: Any) -> None:
+    """Measure step times here; what is not given is as in params.yaml. Interrupted, it goes on where it stopped."""
+    from steptime import measure as measuring
+    from steptime.core.files import read_yaml, validated
+
+    root = _root()
+    size = size or read_yaml(root / "params.yaml").get("size")
+    values = dict((read_yaml(root / "params.yaml").get(size) or {}).get("measure") or {})
+    if not values:
+        raise InputError(f"measure: --size = {size!r}: params.yaml has no such size; it has quick and full")
+    values |= {key: list(value) if isinstance(value, tuple) else value for key, value in chosen.items() if value}
+    if batch is not None:
+        values["batch"] = dict.fromkeys(values["networks"], batch)
+    plan = validated(measuring.Plan, values, "measure")
+    out = out or root / "data/.scratch/measure"
+    with _progress("measure") as log:
+        campaign = measuring.measure(plan, out, out.with_name(f"{out.name}.partial"), fresh=fresh, report=log)
+    statuses = campaign.runs["status"].value_counts().to_dict()
+    counts = ", ".join(f"{count} {status}" for status, count in sorted(statuses.items()))
+    click.echo(f"{out}: {counts}; {len(campaign.samples)} samples")
+
+
+# ------------------------------------------------------------------------------------------------------ campaigns
+
+
+@cli.group()
+def campaign() -> None:
+    """Recorded sets of measurements: data/campaigns."""
+
+
+@campaign.command("add")
+@click.argument("name")
+@click.option("--from", "source", type=click.Path(path_type=Path), help="Folder to take it from [data/raw/local].")
+def campaign_add(name: str, source: Path | None) -> None:
+    """Make the measured campaign part of the study, as data/campaigns/NAME, without host and user names."""
+    from steptime.measure import add_campaign
+
+    root = _root()
+    add_campaign(source or root / "data/raw/local", name, root)
+    click.echo(f"data/campaigns/{name}: now commit it: git add data/campaigns/{name}")
+
+
+@campaign.command("list")
+def campaign_list() -> None:
+    """List the campaigns that the notebooks read."""
+    from steptime.notebook import campaign_folders
+
+    root = _root()
+    for name, folder in campaign_folders(root).items():
+        click.echo(f"{name:20} {_summary(folder)}")
+
+
+@campaign.command("check")
+@click.argument("path", type=click.Path(path_type=Path))
+def campaign_check(path: Path) -> None:
+    """Check the campaign in PATH: columns, rows, keys."""
+    click.echo(f"{path}: {_summary(path)}")
+
+
+def _summary(folder: Path) -> str:
+    from steptime.core.campaign import read_campaign
+
+    found = read_campaign(folder)
+    finished = found.runs[found.runs["status"] == "finished"]
+    return (
+        f"{finished['case_id'].nunique()} cases, {len(finished)} of {len(found.runs)} runs finished, "
+        f"{len(found.samples)} samples, {', '.join(sorted(finished['framework'].unique()))}"
+    )
+
+
+# ------------------------------------------------------------------------------------------------------ notebooks
+
+
+@cli.group()
+def notebooks() -> None:
+    """The notebooks' two forms: .ipynb to open, text for Git and DVC."""
+
+
+@notebooks.command("sync")
+@click.option("--prefer", type=click.Choice(["text", "ipynb"]), help="Which one to keep where both were edited.")
+def notebooks_sync(prefer: str | None) -> None:
+    """Make each .ipynb and its text equal; the one edited since the last sync wins."""
+    from steptime.pairs import sync
+
+    for line in sync(_root(), prefer):
+        click.echo(line)
+
+
+@notebooks.command("strip")
+def notebooks_strip() -> None:
+    """Take outputs and metadata out of every .ipynb."""
+    from steptime.pairs import strip
+
+    for name in strip(_root()):
+        click.echo(f"{name}: outputs taken out")
+
+
+@notebooks.command("check")
+def notebooks_check() -> None:
+    """Say which pairs differ or hold outputs."""
+    from steptime.pairs import faults
+
+    found = faults(_root())
+    for line in found:
+        click.echo(line, err=True)
+    sys.exit(1 if found else 0)
+
+
+# ---------------------------------------------------------------------------------------------- doctor, benchmarks
+
+
+@cli.command()
+def doctor() -> None:
+    """Say what is missing here, and the one command that mends it."""
+    from steptime.doctor import findings
+
+    broken = False
+    for finding in findings(_root()):
+        mark = "ok" if finding.ok else "MISSING" if finding.required else "note"
+        mend = "" if finding.ok else f"\n         mend: {finding.mend}"
+        click.echo(f"{mark:8} {finding.what}: {finding.found}{mend}")
+        broken = broken or (finding.required and not finding.ok)
+    sys.exit(1 if broken else 0)
+
+
+@cli.group()
+def benchmarks() -> None:
+    """What the procedure itself costs and how often it errs."""
+
+
+@benchmarks.command("harness")
+def benchmarks_harness() -> None:
+    """Step time through the harness over a bare loop in the same child, in alternation."""
+    from steptime.measure.benchmarks import harness_cost
+
+    harness_cost()
+
+
+@benchmarks.command("a-a")
+def benchmarks_a_a() -> None:
+    """How often the same case, measured twice, is called different; and how often a planted 3 % is found."""
+    from steptime.measure.benchmarks import a_a
+
+    a_a()
