@@ -1,0 +1,28 @@
+"""One file a framework, run by `worker.py` in a child process, in that framework's own interpreter.
+
+An adapter uses the standard library, numpy and its framework, and nothing of ours; syntax of Python 3.6. It has
+
+CHANNELS_LAST
+    whether `images` come as (batch, height, width, channels) instead of (batch, channels, height, width).
+versions() -> {"framework": version, "blas": name of what multiplies matrices}
+build(network, weights, batch, threads, learning_rate, seed, device) -> trainer
+    `network` is the description's JSON object, `weights` maps a parameter's name to its float32 array in the
+    description's layout. The step is plain SGD on the mean softmax cross-entropy, batch norm with the batch's own
+    statistics (running ones are not kept, since nothing reads them), dropout on.
+
+and the trainer, whose `images` are float32 and `labels` int64 arrays in host memory:
+
+step(images, labels) -> loss
+    copy to the device, forward, backward, update, then wait for the device.
+phases(images, labels) -> {h2d, forward, backward, update}: seconds of one step's parts, none below 0.
+layer_times(images, labels) -> [{layer, forward_s, backward_s}]
+    in forward order, layers run one by one on this batch's real values, the device awaited after each; the loss
+    belongs to no layer. Backward includes summing the gradients of an output that feeds several layers.
+gradients(images, labels) -> {"outputs", "loss", parameter name: gradient}
+    at the present weights, dropout off, in the description's layout.
+flops(images, labels) -> {forward, backward}
+    of convolutions and dense layers, one sample, counted by the framework's own counter; None where it has none.
+shapes(images) -> {layer: shape of its output in the description's layout, without the batch}
+parameter_count() -> int, of the tensors it trains
+device_peak_bytes() -> int, or None where the process' own memory is what counts
+"""

@@ -1,0 +1,343 @@
+"""The child process: builds a network in one framework and times it, told by JSON lines on stdin.
+
+Run as `python worker.py ADAPTER.py OPTIONS`, OPTIONS a JSON object: device ("cpu" or "cuda"), cores (the only ones it
+may use, or null), parent (the process whose death ends this one). Standard library, numpy and the adapter's framework
+only; Python >= 3.6. What an adapter has to offer is in adapters/__init__.py; the commands are the methods of Worker
+whose names do not begin with an underscore. A request is {"command": name, ...arguments}, an answer one JSON object a
+line; {"error": "one line"} when the command failed, after which the next one is served.
+
+Times are seconds of time.perf_counter; a step's time includes reading its batch and ends in a device synchronisation.
+"""
+
+import ctypes
+import importlib.util
+import json
+import os
+import platform
+import queue
+import resource
+import signal
+import sys
+import threading
+import time
+import traceback
+
+import numpy as np
+
+POOL_BATCHES = 4
+SCALE = np.float32(1 / 64)
+PR_SET_PDEATHSIG = 1
+
+
+class Images(object):
+    """A fixed pool of uint8 images and their labels, from a seed; each class has a coarse pattern under noise.
+
+    `shape` is (channels, height, width); `channels_last` stores the pool as the framework reads it.
+    """
+
+    def __init__(self, shape, classes, batch, seed, channels_last):
+        random = np.random.RandomState(seed)
+        channels, height, width = shape
+        count = POOL_BATCHES * batch
+        self.batch = batch
+        self.labels = random.randint(0, classes, size=count).astype(np.int64)
+        patterns = random.randint(0, 256, size=(classes, channels, 4, 4)).astype(np.uint8)
+        rows, columns = np.arange(height) * 4 // height, np.arange(width) * 4 // width
+        self.images = np.empty((count, channels, height, width), np.uint8)
+        for number, label in enumerate(self.labels):
+            noise = random.randint(0, 256, size=shape).astype(np.uint16)
+            self.images[number] = (noise + patterns[label][:, rows][:, :, columns]) // 2
+        if channels_last:
+            self.images = np.ascontiguousarray(self.images.transpose(0, 2, 3, 1))
+        self._random = random
+        self._order = np.arange(0)
+
+    def read(self):
+        """The next batch in shuffled order: gathered, converted to float32 and scaled."""
+        if len(self._order) < self.batch:
+            self._order = self._random.permutation(len(self.labels))
+        chosen, self._order = self._order[: self.batch], self._order[self.batch :]
+        return self._prepared(chosen)
+
+    def first(self):
+        """The same batch each time: the pool's first."""
+        return self._prepared(np.arange(self.batch))
+
+    def _prepared(self, chosen):
+        images = self.images[chosen].astype(np.float32)
+        images -= np.float32(128)
+        images *= SCALE
+        return images, self.labels[chosen]
+
+
+class Prefetched(object):
+    """Reads ahead by one batch in a thread, which sleeps while that batch waits to be taken."""
+
+    def __init__(self, images):
+        self._ready = queue.Queue(maxsize=1)
+        thread = threading.Thread(target=self._fill, args=(images,))
+        thread.daemon = True
+        thread.start()
+
+    def _fill(self, images):
+        while True:
+            self._ready.put(images.read())
+
+    def read(self):
+        return self._ready.get()
+
+
+def initial_weights(network, seed):
+    """{parameter name: float32 array in the description's layout}, the same in every framework.
+
+    He et al. 2015 for weights (normal, variance 2 / fan-in); scales about 1, biases and shifts about 0, none exactly,
+    so that a framework that leaves one out is found out.
+    """
+    random = np.random.RandomState(seed)
+    weights = {}
+    for layer in network["layers"]:
+        for parameter in layer["parameters"]:
+            name, shape = parameter["name"], parameter["shape"]
+            values = random.standard_normal(size=shape)
+            if name.endswith("/weight"):
+                values *= np.sqrt(2 / np.prod(shape[1:]))
+            else:
+                values *= 0.01
+                values += 1 if name.endswith("/scale") else 0
+            weights[name] = values.astype(np.float32)
+    return weights
+
+
+class Covariates(object):
+    """What else happened during a sample. Read outside the timed region; a value the system lacks is None."""
+
+    def __init__(self):
+        self._cores = set("cpu%d" % core for core in os.sched_getaffinity(0))
+        self._tick_s = 1 / os.sysconf("SC_CLK_TCK")
+
+    def run_delay_s(self):
+        """Time that this process' threads were ready to run but waited for a core."""
+        total = 0
+        try:
+            for task in os.listdir("/proc/self/task"):
+                with open("/proc/self/task/%s/schedstat" % task) as file:
+                    total += int(file.read().split()[1])
+        except (OSError, IndexError, ValueError):
+            return None
+        return total * 1e-9
+
+    def steal_s(self):
+        """Time that the hypervisor took from the cores this process may use."""
+        total = 0
+        try:
+            with open("/proc/stat") as file:
+                for line in file:
+                    fields = line.split()
+                    if fields and fields[0] in self._cores:
+                        total += int(fields[8])
+        except (OSError, IndexError, ValueError):
+            return None
+        return total * self._tick_s
+
+
+def difference(before, after):
+    """What a counter rose by; threads that ended take their share with them, hence not below 0."""
+    return None if before is None or after is None else max(0.0, after - before)
+
+
+class Worker(object):
+    """The commands. `build` comes before all but `hello`."""
+
+    def __init__(self, adapter_path, device):
+        self._adapter_path = adapter_path
+        self._device = device
+        self._loaded = None
+        self._trainer = None
+        self._images = None
+        self._source = None
+
+    def hello(self):
+        versions = dict(self._adapter().versions(), python=platform.python_version())
+        timer = time.get_clock_info("perf_counter").implementation
+        gpu = gpu_state() if self._device == "cuda" else None
+        return {"versions": versions, "timer": timer, "timer_resolution_s": timer_resolution_s(), "gpu": gpu}
+
+    def build(self, network, batch, threads, seed, learning_rate, dtype="float32", input="sequential"):
+        if input not in ("sequential", "prefetch"):
+            raise ValueError("input = %r: unknown; known: sequential, prefetch" % input)
+        if dtype != "float32":
+            raise ValueError("dtype = %r: not built yet; known: float32" % dtype)
+        adapter = self._adapter()
+        self._trainer = self._source = None
+        images = Images(network["input_shape"], network["classes"], batch, seed, adapter.CHANNELS_LAST)
+        weights = initial_weights(network, seed)
+        self._trainer = adapter.build(network, weights, batch, threads, learning_rate, seed, self._device)
+        self._images = images
+        self._source = Prefetched(images) if input == "prefetch" else images
+        return {"parameters": self._trainer.parameter_count(), "shapes": self._trainer.shapes(images.first()[0])}
+
+    def steps(self, count):
+        step, read, covariates = self._ready().step, self._source.read, Covariates()
+        samples, losses = [], []
+        delay, steal = covariates.run_delay_s(), covariates.steal_s()
+        for _ in range(count):
+            switches = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+            cpu = time.process_time()
+            start = time.perf_counter()
+            images, labels = read()
+            after_io = time.perf_counter()
+            losses.append(step(images, labels))
+            end = time.perf_counter()
+            cpu = time.process_time() - cpu
+            switches = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw - switches
+            delay_before, steal_before = delay, steal
+            delay, steal = covariates.run_delay_s(), covariates.steal_s()
+            samples.append(
+                {
+                    "time_s": end - start,
+                    "io_s": after_io - start,
+                    "cpu_s": cpu,
+                    "run_delay_s": difference(delay_before, delay),
+                    "involuntary_switches": switches,
+                    "steal_s": difference(steal_before, steal),
+                    "load_1min": os.getloadavg()[0],
+                }
+            )
+        return {"samples": samples, "loss_first": losses[0], "loss_last": losses[-1]}
+
+    def bare(self, count):
+        step, read = self._ready().step, self._source.read
+        start = time.perf_counter()
+        for _ in range(count):
+            images, labels = read()
+            step(images, labels)
+        return {"total_s": time.perf_counter() - start}
+
+    def phases(self, count):
+        trainer, samples = self._ready(), []
+        for _ in range(count):
+            start = time.perf_counter()
+            images, labels = self._source.read()
+            io = time.perf_counter() - start
+            samples.append(dict(trainer.phases(images, labels), io=io))
+        return {"samples": samples}
+
+    def layers(self, count):
+        trainer = self._ready()
+        return {"samples": [trainer.layer_times(*self._source.read()) for _ in range(count)]}
+
+    def gradients(self, path):
+        arrays = self._ready().gradients(*self._images.first())
+        np.savez(path, **arrays)
+        return {"loss": float(arrays["loss"])}
+
+    def flops(self):
+        return self._ready().flops(*self._images.first())
+
+    def memory(self):
+        peak = self._ready().device_peak_bytes()
+        return {"peak_bytes": process_peak_bytes() if peak is None else peak}
+
+    def _adapter(self):
+        if self._loaded is None:
+            spec = importlib.util.spec_from_file_location("adapter", self._adapter_path)
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+            self._loaded = module
+        return self._loaded
+
+    def _ready(self):
+        if self._trainer is None:
+            raise ValueError("no network is built; send build first")
+        return self._trainer
+
+
+def process_peak_bytes():
+    """Largest resident memory of this process since it started. ru_maxrss would include the parent's before exec."""
+    with open("/proc/self/status") as file:
+        for line in file:
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return None
+
+
+def timer_resolution_s():
+    """Smallest step seen between two readings of the timer."""
+    readings = [time.perf_counter() for _ in range(1000)]
+    return min(b - a for a, b in zip(readings, readings[1:]) if b > a)
+
+
+def gpu_state():
+    """What the driver says of the first visible GPU now, or None without a driver or its Python bindings."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0]
+        handle = pynvml.nvmlDeviceGetHandleByIndex(int(visible) if visible.isdigit() else 0)
+        texts = [pynvml.nvmlDeviceGetName(handle), pynvml.nvmlSystemGetDriverVersion()]
+        model, driver = [text.decode() if isinstance(text, bytes) else text for text in texts]
+        return {
+            "model": model,
+            "driver": driver,
+            "clock_mhz": pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM),
+            "power_w": pynvml.nvmlDeviceGetPowerUsage(handle) / 1000,
+            "temperature_c": pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU),
+            "throttle": hex(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)),
+        }
+    except Exception as error:
+        sys.stderr.write("no GPU state: %s\n" % error)
+        return None
+
+
+def answer(worker, line):
+    """The answer to one request, as a dict."""
+    try:
+        arguments = json.loads(line)
+        command = arguments.pop("command")
+        if command.startswith("_") or not callable(getattr(worker, command, None)):
+            raise ValueError("unknown command %r" % command)
+        return getattr(worker, command)(**arguments)
+    except Exception as error:
+        traceback.print_exc()
+        text = " ".join(str(error).split())
+        return {"error": "%s: %s" % (type(error).__name__, text[:500])}
+
+
+def serve(worker, requests, answers):
+    """Answer until stdin ends or `exit` comes; blocks in readline in between."""
+    for line in iter(requests.readline, ""):
+        reply = {} if line.strip() == '{"command": "exit"}' else answer(worker, line)
+        answers.write(json.dumps(reply) + "\n")
+        answers.flush()
+        if not reply:
+            return
+
+
+def die_with(parent):
+    """Ask Linux to kill this process when the parent's thread that started it ends."""
+    try:
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    except (OSError, AttributeError):
+        return
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def main():
+    adapter_path, options = sys.argv[1], json.loads(sys.argv[2])
+    die_with(options["parent"])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if options["cores"]:
+        os.sched_setaffinity(0, options["cores"])
+    # A framework's own prints go to stderr, so that stdout holds answers only.
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    requests = os.fdopen(os.dup(0), "r", encoding="utf-8")
+    serve(Worker(adapter_path, options["device"]), requests, answers)
+    # The framework's own teardown can take seconds and has nothing to save.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
