@@ -9,7 +9,6 @@ from collections.abc import Sequence
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
@@ -43,7 +42,7 @@ def step_times(table: pd.DataFrame, title: str = "Time of one training step") ->
     """
     table = _checked("step_times", table, ["network", "framework", "median_s", "lo_s", "hi_s"])
     networks, frameworks = _order(table["network"]), _order(table["framework"])
-    figure = Figure(figsize=(7.2, 1.25 + 0.34 * len(networks) * max(len(frameworks), 1.6)))
+    figure = Figure(figsize=(6.6, 1.25 + 0.34 * len(networks) * max(len(frameworks), 1.6)))
     axes = figure.subplots()
     for row in table.itertuples():
         y = networks.index(row.network) + _dodge(frameworks.index(row.framework), len(frameworks))
@@ -53,7 +52,7 @@ def step_times(table: pd.DataFrame, title: str = "Time of one training step") ->
         axes.annotate(
             _short(median), (hi, y), (7, 0), textcoords="offset points", va="center", fontsize=9, color=colour("ink")
         )
-    _times_axis(axes.xaxis, [table["lo_s"].min(), table["hi_s"].max()], "step time, ms (line: 95 % interval)")
+    _times_axis(axes, [table["lo_s"].min(), table["hi_s"].max()], "step time, ms (line: 95 % interval)")
     low, high = axes.get_xlim()
     axes.set_xlim(low, high * 1.25 if axes.get_xscale() == "log" else high + 0.1 * (high - low))
     _rows_axis(axes, networks)
@@ -73,7 +72,7 @@ def phases(table: pd.DataFrame, title: str = "Where the step's time goes") -> Fi
         raise InputError(f"figure phases: phase = {unknown[0]!r}: is unknown; use one of {', '.join(PHASES)}")
     present = [name for name in PHASES if name in wide.columns and wide[name].fillna(0).sum() > 0]
     networks, frameworks = _order(table["network"]), _order(table["framework"])
-    figure = Figure(figsize=(7.2, 1.3 + 0.31 * len(networks) * (len(frameworks) + 0.4)))
+    figure = Figure(figsize=(6.6, 1.3 + 0.31 * len(networks) * (len(frameworks) + 0.4)))
     axes = figure.subplots()
     height = 0.8 / len(frameworks)
     total = wide.sum(axis=1) * 1e3
@@ -110,7 +109,7 @@ def speed_up(
     names = _order(table[panel]) if panel else [""]
     columns = min(len(names), 3)
     rows = -(-len(names) // columns)
-    figure = Figure(figsize=(7.2, 0.9 + (2.5 if columns > 1 else 3.4) * rows))
+    figure = Figure(figsize=(6.6, 0.9 + (2.5 if columns > 1 else 3.4) * rows))
     grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     counts = sorted(table["workers"].unique())
     for axes, name in zip(grid.flat, names, strict=False):
@@ -145,7 +144,7 @@ def predicted_measured(table: pd.DataFrame, title: str = "Predicted over measure
     needed = ["network", "framework", "measured_s", "predicted_s"]
     table = _checked("predicted_measured", table, needed, kind="modelled")
     networks, frameworks = _order(table["network"]), _order(table["framework"])
-    figure = Figure(figsize=(7.2, 1.25 + 0.34 * len(networks) * max(len(frameworks), 1.6)))
+    figure = Figure(figsize=(6.6, 1.25 + 0.34 * len(networks) * max(len(frameworks), 1.6)))
     axes = figure.subplots()
     axes.axvspan(0.9, 1.1, color=colour("grid"), linewidth=0, alpha=0.6)
     axes.axvline(1.0, color=colour("muted"), linewidth=0.9)
@@ -222,19 +221,19 @@ def _curves(axes: Axes, table: pd.DataFrame, series: str) -> None:
         axes.plot(part["workers"], part["speed_up"], **mark(kind, name), markersize=4.5, markevery=every)
 
 
-def _times_axis(axis: Axis, ends_s: Sequence[float], label: str) -> None:
-    """Milliseconds; logarithmic where the times differ much."""
+def _times_axis(axes: Axes, ends_s: Sequence[float], label: str) -> None:
+    """Milliseconds from left to right; logarithmic where the times differ much."""
     low, high = ends_s
     if low > 0 and high / low > _WIDE_RANGE:
-        axis._set_axes_scale("log")
-        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        axis.set_minor_formatter(NullFormatter())
-        axis.minorticks_off()
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.xaxis.minorticks_off()
     else:
-        axis.axes.set_xlim(left=0)
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.set_label_text(label)
-    axis.grid(True)
+        axes.set_xlim(left=0)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.set_xlabel(label)
+    axes.xaxis.grid(True)
 
 
 def _rows_axis(axes: Axes, names: Sequence[str]) -> None:

@@ -50,14 +50,14 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 """How a number was got -> its mark. Filled: something ran. Open: a formula or a simulator says so."""
 
-_RC = {
+_RC: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "steptime",
     "font.family": "sans-serif",
     # matplotlib's own font decides the layout, so that it is the same on every machine
     "font.sans-serif": ["DejaVu Sans"],
     "font.size": 10,
-    "figure.figsize": (7.2, 3.6),
+    "figure.figsize": (6.6, 3.6),
     "figure.constrained_layout.use": True,
     "axes.titlelocation": "left",
     "axes.titlesize": 11,
@@ -105,7 +105,7 @@ def mark(kind: str, of: str) -> dict[str, Any]:
 def use() -> None:
     """Set the style for the whole process; in a notebook, show figures as SVG with text."""
     paper, ink, muted, grid = (colour(name) for name in ("paper", "ink", "muted", "grid"))
-    inks = {
+    inks: dict[Any, Any] = {
         "figure.facecolor": paper,
         "axes.facecolor": paper,
         "savefig.facecolor": paper,

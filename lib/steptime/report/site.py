@@ -1,0 +1,228 @@
+"""The static report in data/reports: one page a notebook, the answers, the claims, the campaigns, the glossary.
+
+Pages hold all they need (styles, figures, formulas), so they open from disk with the network off.
+"""
+
+import os
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from steptime.core.claims import Claim, Figure, Kind, Paper, Verdict, read_claims, read_paper
+from steptime.core.errors import InputError
+from steptime.core.files import read_text, write_text
+from steptime.core.machine import Machine, read_machine
+from steptime.report import markup, provenance
+from steptime.report.notebooks import TEMPLATES, NotebookPage, read_pages
+from steptime.report.provenance import Recorded
+from steptime.report.style import THEME
+from steptime.report.summary import Summary, figure_path, read_summary
+
+LARGEST_PAGE_BYTES = 2_000_000
+
+
+@dataclass(frozen=True)
+class LedgerRow:
+    """A claim with its paper and the published figure."""
+
+    claim: Claim
+    paper: Paper
+    figure: Figure
+    study: str
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A page in the navigation."""
+
+    href: str
+    title: str
+    group: str
+
+
+def build_site(root: Path) -> list[Path]:
+    """Build data/reports from the executed notebooks and derived data; return the pages written.
+
+    All pages are rendered and checked in a scratch folder first, so a build that fails or is interrupted leaves the old
+    site. Raises InputError when an input is missing (naming the stage to run), a link has no target or a page is
+    larger than 2 MB.
+    """
+    reports = root / "data" / "reports"
+    content = _Content.read(root)
+    (root / "data" / ".scratch").mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(dir=root / "data" / ".scratch", prefix="site-"))
+    try:
+        _copy_data(root, scratch)
+        shutil.copytree(reports / "notebooks", scratch / "notebooks")
+        for name, html in _pages(content, scratch):
+            write_text(scratch / name, html)
+        pages = sorted(scratch.glob("*.html"))
+        _check(scratch, pages)
+        return _swap_in(scratch, reports, pages)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class _Content:
+    """Everything that the pages are made from."""
+
+    root: Path
+    notebooks: list[NotebookPage]
+    summary: Summary
+    recorded: list[Recorded]
+    ledger: list[LedgerRow]
+    machines: list[Machine]
+
+    @classmethod
+    def read(cls, root: Path) -> "_Content":
+        notebooks = read_pages(root / "data" / "reports" / "notebooks")
+        machines = [read_machine(path) for path in sorted((root / "data" / "machines").glob("*.yaml"))]
+        return cls(root, notebooks, read_summary(root), provenance.recorded(root), read_ledger(root), machines)
+
+
+def read_ledger(root: Path) -> list[LedgerRow]:
+    """Every study's claims, each with its published figure. Raises InputError when one has no source or no data."""
+    papers = {paper.id: paper for paper in map(read_paper, sorted((root / "data" / "published").glob("*.yaml")))}
+    folder = root / "data" / "derived" / "claims"
+    paths = sorted(folder.glob("*.json"))
+    if not paths:
+        raise InputError(f"{folder}: holds no claims; run `steptime run summary` (or `dvc repro summary`) first")
+    rows = []
+    for path in paths:
+        for place, claim in enumerate(read_claims(path), start=1):
+            where = f"{path}: row {place}"
+            paper = papers.get(claim.paper)
+            if paper is None:
+                raise InputError(f"{where}: paper = {claim.paper!r}: is not in data/published; add its file")
+            figure = next((item for item in paper.figures if item.id == claim.figure), None)
+            if figure is None:
+                raise InputError(f"{where}: figure = {claim.figure!r}: is not in {paper.id}.yaml; add it there")
+            if not (root / claim.data).is_file():
+                raise InputError(f"{where}: data = {claim.data!r}: no such file; run the study again")
+            rows.append(LedgerRow(claim, paper, figure, path.stem))
+    return rows
+
+
+def _pages(content: _Content, scratch: Path) -> Iterator[tuple[str, str]]:
+    environment = _environment()
+    nav = _navigation(content)
+    shared = {"nav": nav, "theme": THEME, "style": Markup(read_text(TEMPLATES / "style.css"))}
+
+    def render(template: str, href: str, **values: Any) -> tuple[str, str]:
+        place = [entry.href for entry in nav].index(href)
+        around = {
+            "previous": nav[place - 1] if place else None,
+            "next": nav[place + 1] if place + 1 < len(nav) else None,
+        }
+        return href, environment.get_template(template).render(here=nav[place], **shared, **around, **values)
+
+    yield render("index.html", "index.html", **_index(content, scratch))
+    for page in content.notebooks:
+        used = provenance.campaigns_of(page.stage, content.root, content.recorded)
+        data = [path for path in _data_files(scratch) if path.startswith(f"data/derived/{page.stage}/")]
+        yield render("page.html", page.href, page=page, body=Markup(page.body), used=used, data=data)
+    ledger = {"rows": content.ledger, "verdicts": get_args(Verdict), "kinds": get_args(Kind)}
+    yield render("claims.html", "claims.html", **ledger, script=Markup(read_text(TEMPLATES / "ledger.js")))
+    yield render("campaigns.html", "campaigns.html", recorded=content.recorded, machines=content.machines)
+    yield render("glossary.html", "glossary.html", verdicts=get_args(Verdict))
+
+
+def _index(content: _Content, scratch: Path) -> dict[str, Any]:
+    summary = content.summary
+    figures = {}
+    for place, name in enumerate(summary.figures, start=1):
+        label = next((answer.text for answer in summary.answers if answer.figure == name), summary.question)
+        figures[name] = Markup(markup.figure(read_text(figure_path(content.root, name)), label, f"figure-{place}"))
+    counts = Counter(row.claim.verdict for row in content.ledger)
+    return {
+        "summary": summary,
+        "figures": figures,
+        "table": Markup(markup.table(summary.headline.frame())) if summary.headline else "",
+        "pages": content.notebooks,
+        "verdict_counts": [(verdict, counts[verdict]) for verdict in get_args(Verdict) if counts[verdict]],
+        "recorded": content.recorded,
+        "data": _by_folder(_data_files(scratch)),
+    }
+
+
+def _navigation(content: _Content) -> list[_Entry]:
+    return [
+        _Entry("index.html", "Question and answers", "Overview"),
+        *(_Entry(page.href, page.title, "Study") for page in content.notebooks),
+        _Entry("claims.html", "Claims", "Evidence"),
+        _Entry("campaigns.html", "Machines and campaigns", "Evidence"),
+        _Entry("glossary.html", "Glossary", "Evidence"),
+    ]
+
+
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["number"] = markup.number
+    environment.filters["exact"] = markup.exact
+    environment.globals["percent"] = markup.percent
+    environment.filters["css_name"] = lambda name: name.replace("_", "-")
+    environment.filters["slug"] = lambda text: text.replace(" ", "-").lower()
+    environment.filters["table"] = lambda rows, caption="": Markup(markup.table(rows, caption))
+    return environment
+
+
+def _copy_data(root: Path, scratch: Path) -> None:
+    """Copy the tables that the pages link to, under the same names as in the checkout."""
+    wanted = ["derived/**/*.csv", "derived/**/*.json", "campaigns/*/*.csv", "raw/local/*.csv", "published/*.yaml"]
+    for pattern in [*wanted, "machines/*.yaml"]:
+        for path in sorted((root / "data").glob(pattern)):
+            target = scratch / path.relative_to(root)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)
+
+
+def _data_files(scratch: Path) -> list[str]:
+    return sorted(path.relative_to(scratch).as_posix() for path in (scratch / "data").rglob("*") if path.is_file())
+
+
+def _by_folder(files: list[str]) -> dict[str, list[str]]:
+    """Files by the first folder below data/."""
+    folders: dict[str, list[str]] = {}
+    for path in files:
+        folders.setdefault(path.split("/")[1], []).append(path)
+    return folders
+
+
+def _check(scratch: Path, pages: list[Path]) -> None:
+    found = markup.faults(scratch, pages)
+    if found:
+        raise InputError(f"report: {found[0]} ({len(found)} such); mend it in the notebook or the claims")
+    for page in pages:
+        size = page.stat().st_size
+        if size >= LARGEST_PAGE_BYTES:
+            raise InputError(f"report: {page.name}: {size / 1e6:.1f} MB, over 2 MB; print or draw less in its notebook")
+
+
+def _swap_in(scratch: Path, reports: Path, pages: list[Path]) -> list[Path]:
+    """Put the finished site in place, the index last; pages of notebooks that are gone go too."""
+    old = scratch / "old-data"
+    if (reports / "data").exists():
+        (reports / "data").rename(old)
+    (scratch / "data").rename(reports / "data")
+    new = {page.name for page in pages}
+    for page in sorted(pages, key=lambda path: path.name == "index.html"):
+        os.replace(page, reports / page.name)
+    for page in reports.glob("*.html"):
+        if page.name not in new:
+            page.unlink()
+    return [reports / name for name in sorted(new)]

@@ -1,0 +1,67 @@
+"""What the summary stage hands to the report: data/derived/summary/summary.json."""
+
+from pathlib import Path
+
+import pandas as pd
+from pydantic import BaseModel, ConfigDict
+
+from steptime.core.errors import InputError
+from steptime.core.files import read_json, validated
+
+Cell = str | float | int | None
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Answer(_Record):
+    """One sentence that answers the question, and the figure that shows it (a file in data/figures/summary)."""
+
+    text: str
+    figure: str | None = None
+
+
+class Headline(_Record):
+    """The study's first figure and table: `columns` in order (`_s` at the end means seconds), `table` one row each."""
+
+    figure: str
+    caption: str = ""
+    columns: tuple[str, ...]
+    table: tuple[dict[str, Cell], ...]
+
+    def frame(self) -> pd.DataFrame:
+        """The table as a dataframe."""
+        return pd.DataFrame([{name: row.get(name) for name in self.columns} for row in self.table])
+
+
+class Summary(_Record):
+    """`campaigns`: the committed campaigns that the answers and the headline are made from; none: nothing committed."""
+
+    question: str
+    answers: tuple[Answer, ...]
+    headline: Headline | None
+    campaigns: tuple[str, ...]
+
+    @property
+    def figures(self) -> list[str]:
+        """Every figure's file name, once, the headline's first."""
+        first = [self.headline.figure] if self.headline else []
+        return list(dict.fromkeys(first + [answer.figure for answer in self.answers if answer.figure]))
+
+
+def read_summary(root: Path) -> Summary:
+    """The summary and the presence of its figures. Raises InputError naming the stage to run."""
+    path = root / "data" / "derived" / "summary" / "summary.json"
+    if not path.is_file():
+        raise InputError(f"{path}: is missing; run `steptime run summary` (or `dvc repro summary`) first")
+    summary = validated(Summary, read_json(path), path)
+    for name in summary.figures:
+        if not figure_path(root, name).is_file():
+            raise InputError(f"{path}: figure = {name!r}: is not in data/figures/summary; run `steptime run summary`")
+    return summary
+
+
+def figure_path(root: Path, name: str) -> Path:
+    """Where the summary's figure `name` lies."""
+    return root / "data" / "figures" / "summary" / name
