@@ -14,6 +14,7 @@ seconds: float = 1.0
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from matplotlib.ticker import NullFormatter
 
 from steptime import measure, networks
 from steptime.core.files import project_root, write_json
@@ -34,10 +35,14 @@ style.use()
 
 # %%
 fingerprints = measure.fingerprints()
-pd.DataFrame(fingerprints.pop("machine").items(), columns=["machine", ""]).set_index("machine")
+facts = fingerprints.pop("machine")
+facts["gpus"] = ", ".join(facts["gpus"]) or "none"
+pd.Series(facts, name="").to_frame()
 
 # %%
-pd.DataFrame(fingerprints.values()).set_index("framework")
+table = pd.DataFrame(fingerprints.values()).set_index("framework")
+table["devices"] = table["devices"].str.join(", ")
+table
 
 # %% [markdown]
 # ## What it reaches
@@ -89,15 +94,17 @@ def intensity(layer) -> float:
     return BATCH * layer.forward_flops / (4 * values)
 
 
-figure, axes = plt.subplots(figsize=(7.2, 4))
+figure, (roof, strip) = plt.subplots(2, 1, sharex=True, figsize=(7.2, 4.6), height_ratios=[3, 2])
 x = np.geomspace(0.05, 500, 200)
-axes.plot(x, np.minimum(x * machine.memory_bytes_per_s, machine.peak_flops_per_s) / 1e9, color=style.colour("ink"))
+roof.plot(x, np.minimum(x * machine.memory_bytes_per_s, machine.peak_flops_per_s) / 1e9, color=style.colour("ink"))
+roof.set(xscale="log", yscale="log", ylabel="GFLOP/s at most")
+roof.yaxis.set_minor_formatter(NullFormatter())
+roof.set_title("Roofline of this machine, and where the layers lie under it")
 for row, name in enumerate(networks.NAMES):
     layers = [layer for layer in networks.build(name, "quick").layers if layer.forward_flops]
-    heights = np.full(len(layers), machine.peak_flops_per_s / 1e9 / 4 ** (row + 2))
-    axes.plot([intensity(layer) for layer in layers], heights, "o", markersize=4, alpha=0.6, label=name)
-    axes.annotate(name, (0.055, heights[0]), fontsize=9, va="center", color=style.colour("muted"))
-axes.axvline(balance, color=style.colour("muted"), linestyle=":")
-axes.set(xscale="log", yscale="log", xlabel="operations per byte", ylabel="GFLOP/s that the machine allows")
-axes.set_title("Roofline of this machine, and where the layers lie along it")
+    strip.plot([intensity(layer) for layer in layers], [row] * len(layers), "o", markersize=4, alpha=0.6)
+strip.set(ylim=(len(networks.NAMES) - 0.5, -0.5), xlabel="operations per byte (logarithmic)")
+strip.set_yticks(range(len(networks.NAMES)), networks.NAMES)
+for axes in (roof, strip):
+    axes.axvline(balance, color=style.colour("muted"), linestyle=":")
 style.save(figure, folder / "figures/roofline.svg")

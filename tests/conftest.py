@@ -1,0 +1,88 @@
+"""Shared by all tests: where the checkout is, a copy of it with a tiny study, and how to run commands in one."""
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "gpu: needs an NVIDIA GPU")
+
+
+@dataclass(frozen=True)
+class Checkout:
+    """A copy of the checkout, with commands run by this interpreter's environment on the copy's own code."""
+
+    root: Path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST")}
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        return environment | {"PATH": path, "PYTHONPATH": str(self.root / "lib"), "COLUMNS": "200"}
+
+    def run(self, *command: str, prefix: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+        """Run an entry point of this environment, e.g. ("steptime", "run", "fit"), and capture what it says."""
+        executable = str(Path(sys.executable).parent / command[0])
+        return subprocess.run(
+            [*prefix, executable, *command[1:]], cwd=self.root, env=self.environment, capture_output=True, text=True
+        )
+
+    def git(self, *arguments: str) -> str:
+        return subprocess.run(
+            ["git", *arguments], cwd=self.root, capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    def edit_params(self, **values: object) -> None:
+        """Set dotted keys of params.yaml, e.g. edit_params(**{"quick.measure.rounds": 2}); None removes a key."""
+        path = self.root / "params.yaml"
+        params = yaml.safe_load(path.read_text())
+        for dotted, value in values.items():
+            *parents, last = dotted.split(".")
+            mapping = params
+            for key in parents:
+                mapping = mapping[key]
+            mapping[last] = value
+            if value is None:
+                del mapping[last]
+        path.write_text(yaml.safe_dump(params, sort_keys=False))
+
+
+def copy_checkout(target: Path) -> Checkout:
+    """The files that Git knows or would add, committed in a repository of their own."""
+    names = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split("\0")
+    for name in filter(None, names):
+        if (ROOT / name).is_file():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, target / name)
+    checkout = Checkout(target)
+    checkout.git("init", "--quiet", "--initial-branch=main")
+    checkout.git("add", "--all")
+    checkout.git("-c", "user.name=t", "-c", "user.email=t@example.org", "commit", "--quiet", "--message=copy")
+    return checkout
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The checkout under test."""
+    return ROOT
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Checkout:
+    """A fresh copy of the checkout; nothing has been run in it."""
+    return copy_checkout(tmp_path / "checkout")
