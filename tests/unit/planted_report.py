@@ -70,6 +70,8 @@ def plant(root: Path) -> Path:
     write_text(root / "dvc.yaml", "stages: {}\n")
     write_text(root / "data" / "published" / "planted2018.yaml", yaml.safe_dump(PAPER, sort_keys=False))
     write_text(root / "data" / "machines" / "planted.yaml", yaml.safe_dump(_machine(), sort_keys=False))
+    link = _machine()["links"][0]
+    write_text(root / "data" / "machines" / "links" / "planted.yaml", yaml.safe_dump(link, sort_keys=False))
     for folder in (root / "data" / "campaigns" / "planted-laptop", root / "data" / "raw" / "local"):
         write_campaign(campaign(folder.name), folder)
     write_text(root / "data" / "derived" / "predict" / "speed_up.csv", _speed_ups().to_csv(index=False))
@@ -286,9 +288,7 @@ def _notebooks() -> dict:
         new_code_cell("figures.speed_up(table)", outputs=[_svg(figures.speed_up(_speed_ups()))]),
         new_markdown_cell("### The numbers behind it"),
         new_code_cell("table.head(8)", outputs=[_table(_speed_ups().head(8))]),
-        new_markdown_cell(
-            "## What follows\n\nMerging pays where layers are many and small ([data](../data/derived/predict/speed_up.csv))."
-        ),
+        new_markdown_cell("## What follows\n\nMerging pays ([data](../data/derived/predict/speed_up.csv))."),
     ]
     wide = _times().assign(**{f"quantity_{place}": 0.5 * place for place in range(9)})
     measure = [

@@ -68,7 +68,7 @@ def figure(svg: str, label: str, key: str) -> str:
 
 def table(rows: pd.DataFrame, caption: str = "") -> str:
     """A dataframe as a table; a column named NAME_s holds seconds and is shown in ms; numbers are right-aligned."""
-    columns = [_column(str(name), rows[name]) for name in rows.columns]
+    columns = [column(str(name), rows[name]) for name in rows.columns]
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name, _ in columns)
     lines = zip(*(cells for _, cells in columns), strict=True)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in line) + "</tr>" for line in lines)
@@ -136,7 +136,7 @@ class _Links(HTMLParser):
                 self.targets.append((tag, value))
 
 
-def _column(name: str, values: pd.Series) -> tuple[str, list[str]]:
+def column(name: str, values: pd.Series) -> tuple[str, list[str]]:
     """Heading and cells of a column; its numbers share their decimals, so that the points are below each other."""
     label = name.replace("_", " ")
     if name.endswith("_s") and pd.api.types.is_numeric_dtype(values):
@@ -198,13 +198,13 @@ def _drop_row_numbers(found: Tag) -> None:
 
 
 def _align_numbers(found: Tag) -> None:
-    rows = [row.find_all(["td", "th"]) for row in found.select("tbody tr")]
-    for column in range(max(map(len, rows), default=0)):
-        cells = [row[column] for row in rows if column < len(row)]
+    """Right-align the columns of data (not of row headings) that hold only numbers; counted from the right, because
+    row headings may span rows."""
+    rows = [row.find_all("td") for row in found.select("tbody tr")]
+    heads = [row.find_all(["td", "th"]) for row in found.select("thead tr")]
+    for column in range(1, max(map(len, rows), default=0) + 1):
+        cells = [row[-column] for row in rows if column <= len(row)]
         texts = [cell.get_text().strip() for cell in cells]
         if any(texts) and all(_NUMBER.fullmatch(text) for text in texts):
-            for row in found.select("thead tr"):
-                heads = row.find_all(["td", "th"])
-                cells += heads[column : column + 1]
-            for cell in cells:
+            for cell in [*cells, *(head[-column] for head in heads if column <= len(head))]:
                 cell["class"] = "number"

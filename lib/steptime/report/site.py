@@ -17,8 +17,8 @@ from markupsafe import Markup
 
 from steptime.core.claims import Claim, Figure, Kind, Paper, Verdict, read_claims, read_paper
 from steptime.core.errors import InputError
-from steptime.core.files import read_text, write_text
-from steptime.core.machine import Machine, read_machine
+from steptime.core.files import read_text, read_yaml, validated, write_text
+from steptime.core.machine import Link, Machine, read_machine
 from steptime.report import markup, provenance
 from steptime.report.notebooks import TEMPLATES, NotebookPage, read_pages
 from steptime.report.provenance import Recorded
@@ -80,12 +80,17 @@ class _Content:
     recorded: list[Recorded]
     ledger: list[LedgerRow]
     machines: list[Machine]
+    links: list[Link]
 
     @classmethod
     def read(cls, root: Path) -> "_Content":
         notebooks = read_pages(root / "data" / "reports" / "notebooks")
         machines = [read_machine(path) for path in sorted((root / "data" / "machines").glob("*.yaml"))]
-        return cls(root, notebooks, read_summary(root), provenance.recorded(root), read_ledger(root), machines)
+        links = [
+            validated(Link, read_yaml(path), path) for path in sorted((root / "data" / "machines").glob("links/*.yaml"))
+        ]
+        recorded = provenance.recorded(root)
+        return cls(root, notebooks, read_summary(root), recorded, read_ledger(root), machines, links)
 
 
 def read_ledger(root: Path) -> list[LedgerRow]:
@@ -131,7 +136,8 @@ def _pages(content: _Content, scratch: Path) -> Iterator[tuple[str, str]]:
         yield render("page.html", page.href, page=page, body=Markup(page.body), used=used, data=data)
     ledger = {"rows": content.ledger, "verdicts": get_args(Verdict), "kinds": get_args(Kind)}
     yield render("claims.html", "claims.html", **ledger, script=Markup(read_text(TEMPLATES / "ledger.js")))
-    yield render("campaigns.html", "campaigns.html", recorded=content.recorded, machines=content.machines)
+    machines = {"machines": content.machines, "links": content.links}
+    yield render("campaigns.html", "campaigns.html", recorded=content.recorded, **machines)
     yield render("glossary.html", "glossary.html", verdicts=get_args(Verdict))
 
 
@@ -183,8 +189,8 @@ def _environment() -> Environment:
 
 def _copy_data(root: Path, scratch: Path) -> None:
     """Copy the tables that the pages link to, under the same names as in the checkout."""
-    wanted = ["derived/**/*.csv", "derived/**/*.json", "campaigns/*/*.csv", "raw/local/*.csv", "published/*.yaml"]
-    for pattern in [*wanted, "machines/*.yaml"]:
+    wanted = ["derived/**/*.csv", "derived/**/*.json", "campaigns/*/*.csv", "raw/local/*.csv", "published/*.*"]
+    for pattern in [*wanted, "machines/**/*.yaml"]:
         for path in sorted((root / "data").glob(pattern)):
             target = scratch / path.relative_to(root)
             target.parent.mkdir(parents=True, exist_ok=True)
