@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
+
 from steptime.core.errors import InputError
 from steptime.core.statistics import LEVEL, compare, estimate, half_width, settled, usable
 

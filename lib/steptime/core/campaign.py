@@ -5,14 +5,13 @@ Seconds and bytes; missing values are empty; rows are sorted by key. Nothing her
 
 import csv
 import io
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
-import pandera.errors
 import pandera.pandas as pa
 
 from steptime.core.errors import InputError
@@ -120,7 +119,6 @@ _CONTENTS = {
     "bool": "True or False",
     "boolean": "True, False or nothing",
 }
-_CHECKS = {"greater_than_or_equal_to": "must be at least {min_value}", "isin": "must be one of {allowed_values}"}
 
 
 @dataclass(frozen=True)
@@ -191,19 +189,15 @@ def read_table(path: Path, schema: pa.DataFrameSchema) -> pd.DataFrame:
             lines.append(reader.line_num)
     except csv.Error as error:
         raise InputError(f"{path}: line {reader.line_num}: is not CSV ({error}); mend or remove the row") from None
-    cells = pd.DataFrame(rows, columns=names, dtype=object)
-    columns = {name: _converted(path, cells[name], column, lines) for name, column in schema.columns.items()}
-    try:
-        return schema.validate(pd.DataFrame(columns))
-    except pandera.errors.SchemaError as error:
-        raise InputError(f"{path}: {_fault(error, cells, lines)}") from None
+    cells = list(zip(*rows, strict=True)) if rows else [()] * len(names)
+    columns = zip(schema.columns.items(), cells, strict=True)
+    return pd.DataFrame({name: _column(path, column, texts, lines) for (name, column), texts in columns})
 
 
 def as_table(rows: Iterable[Mapping[str, Any]], schema: pa.DataFrameSchema) -> pd.DataFrame:
-    """`rows` (column -> value; None or an absent column is missing) as a table of `schema`'s columns and types."""
+    """`rows` as a table of `schema`'s columns and types, unchecked; None or an absent key is a missing value."""
     table = pd.DataFrame(list(rows), columns=list(schema.columns), dtype=object)
-    table = table.where(table.notna(), None)
-    return schema.validate(table.astype({name: _kind(column) for name, column in schema.columns.items()}))
+    return table.astype({name: _kind(column) for name, column in schema.columns.items()})
 
 
 def write_campaign(campaign: Campaign, folder: Path) -> None:
@@ -235,39 +229,50 @@ def _kind(column: pa.Column) -> str:
     return "str" if name.startswith("str") else name
 
 
-def _converted(path: Path, cells: pd.Series, column: pa.Column, lines: list[int]) -> pd.Series:
-    """A column of text as the type of `column`; an empty cell is a missing value."""
-    kind = _kind(column)
-    missing = cells == ""
-    if kind == "str":
-        values, wrong = cells.mask(missing, None).astype("str"), missing & (not column.nullable)
-    elif kind in ("bool", "boolean"):
-        values = cells.map({"True": True, "False": False}).astype("boolean")
-        wrong = values.isna() & ~(missing & column.nullable)
-    else:
-        values = pd.to_numeric(cells.mask(missing, None), errors="coerce").astype("float64")
-        wrong = ~np.isfinite(values) & ~(missing & column.nullable)
-        if kind in ("int64", "Int64"):
-            # whole numbers are converted from the text: beyond 2 ** 53 a float is not exact
-            wrong |= ~cells.str.fullmatch(r"-?\d{1,18}") & ~(missing & column.nullable)
-            if not wrong.any():
-                values = cells.mask(missing, None).map(int, na_action="ignore").astype("Int64")
-    if wrong.any():
-        row = int(np.flatnonzero(wrong)[0])
-        value = "empty" if missing.iloc[row] else repr(cells.iloc[row])
-        raise InputError(
-            f"{path}: line {lines[row]}: {column.name} = {value}: must be {_CONTENTS[kind]}; "
-            "correct it or remove the row"
+def _column(path: Path, column: pa.Column, texts: Sequence[str], lines: Sequence[int]) -> pd.Series:
+    """A column of text as the type of `column`, its checks applied; an empty cell is a missing value."""
+    kind, seen = _kind(column), set()
+    parse = _PARSERS[kind]
+    rules = [_RULES[check.name](**check.statistics) for check in column.checks]
+    values = []
+    for text, line in zip(texts, lines, strict=True):
+        if text == "" and column.nullable:
+            values.append(None)
+            continue
+        value = parse(text)
+        wrong = (
+            [f"must be {_CONTENTS[kind]}"] if value is None else [words for holds, words in rules if not holds(value)]
         )
-    return values.astype(kind)
+        if column.unique and value in seen:
+            wrong.append("must not come twice")
+        if wrong:
+            shown = repr(text) if text else "empty"
+            raise InputError(f"{path}: line {line}: {column.name} = {shown}: {wrong[0]}; correct it or remove the row")
+        values.append(value)
+        seen.add(value)
+    return pd.Series(values, dtype=kind)
 
 
-def _fault(error: pandera.errors.SchemaError, cells: pd.DataFrame, lines: list[int]) -> str:
-    """A failed check of a value as one line: line, column, value, mend."""
-    twice = error.reason_code == pandera.errors.SchemaErrorReason.SERIES_CONTAINS_DUPLICATES
-    row = int(error.failure_cases["index"].iloc[-1 if twice else 0])
-    where = f"line {lines[row]}: {error.schema.name} = {cells[error.schema.name][row]!r}"
-    if twice:
-        return f"{where}: comes twice; remove one of the rows"
-    rule = _CHECKS[error.check.name].format(**error.check.statistics)
-    return f"{where}: {rule}; correct it or remove the row"
+def _whole(text: str) -> int | None:
+    return int(text) if re.fullmatch(r"-?\d{1,18}", text) else None
+
+
+def _number(text: str) -> float | None:
+    return float(text) if re.fullmatch(r"-?\d+(\.\d+)?([eE][-+]?\d{1,2})?", text) else None
+
+
+_PARSERS: dict[str, Callable[[str], Any]] = {
+    "str": lambda text: text or None,
+    "int64": _whole,
+    "Int64": _whole,
+    "float64": _number,
+    "bool": {"True": True, "False": False}.get,
+    "boolean": {"True": True, "False": False}.get,
+}
+_RULES: dict[str, Callable[..., tuple[Callable[[Any], bool], str]]] = {
+    "greater_than_or_equal_to": lambda min_value: (lambda value: value >= min_value, f"must be at least {min_value}"),
+    "isin": lambda allowed_values: (
+        lambda value: value in allowed_values,
+        f"must be one of {', '.join(map(str, allowed_values))}",
+    ),
+}

@@ -1,0 +1,18 @@
+"""Measuring: cases in fresh child processes, in random order over rounds, into a campaign."""
+
+from steptime.measure.add import add_campaign
+from steptime.measure.fingerprint import fingerprints, write_fingerprints
+from steptime.measure.peak_rates import peaks
+from steptime.measure.plan import Case, Plan, read_plan
+from steptime.measure.rounds import measure
+
+__all__ = [
+    "Case",
+    "Plan",
+    "add_campaign",
+    "fingerprints",
+    "measure",
+    "peaks",
+    "read_plan",
+    "write_fingerprints",
+]

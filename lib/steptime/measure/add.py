@@ -1,0 +1,61 @@
+"""Making a local campaign part of the study: checked, scrubbed of names, copied under data/campaigns/."""
+
+import os
+import pwd
+import re
+import socket
+from pathlib import Path
+
+import pandas as pd
+
+from steptime.core.campaign import Campaign, read_campaign, write_campaign
+from steptime.core.errors import InputError
+from steptime.measure.provenance import ABSOLUTE_PATH
+
+NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
+
+
+def add_campaign(source: Path, name: str, root: Path) -> Path:
+    """Copy the campaign in `source` to data/campaigns/NAME under `root`; the new folder.
+
+    Raises InputError when it is not valid, names this host, its user, their home or an absolute path, or when the name
+    is taken or not of lower-case letters, digits and hyphens.
+    """
+    if not NAME.fullmatch(name):
+        raise InputError(f"campaign name {name!r}: use lower-case letters, digits and hyphens, a letter or digit first")
+    target = Path(root) / "data" / "campaigns" / name
+    if target.exists():
+        raise InputError(f"{target}: exists already; choose another name or remove it first")
+    campaign = read_campaign(source)
+    _refuse_private(campaign.runs, Path(source) / "runs.csv")
+    _refuse_private(campaign.samples, Path(source) / "samples.csv")
+    write_campaign(Campaign(name, campaign.runs, campaign.samples), target)
+    return target
+
+
+def _refuse_private(table: pd.DataFrame, path: Path) -> None:
+    """Raise InputError for the first cell that names this host, its user, their home or any absolute path."""
+    for column in table.select_dtypes("str"):
+        for value in table[column].dropna().unique():
+            if what := _private(value):
+                row = table.index[table[column] == value][0]
+                raise InputError(f"{path}: line {row + 2}: {column} = {value!r}: holds {what}; replace it in the cell")
+
+
+def _private(text: str) -> str | None:
+    """What in `text` must not be published, in words; None if there is nothing."""
+    for what, word in _private_words():
+        if re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", text, re.IGNORECASE):
+            return what
+    return "an absolute path" if ABSOLUTE_PATH.search(text) else None
+
+
+def _private_words() -> list[tuple[str, str]]:
+    host = socket.gethostname()
+    try:
+        user = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        user = os.environ.get("USER", "")
+    words = [("the host's name", host), ("the host's name", host.split(".")[0]), ("the user's name", user)]
+    words.append(("the user's home folder", os.path.expanduser("~")))
+    return [(what, word) for what, word in words if word and word not in ("localhost", "/")]

@@ -1,0 +1,130 @@
+"""What a campaign measures: the cases, how often, how exactly, for how long."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationInfo
+from pydantic import field_validator as checks
+
+from steptime import frameworks, networks
+from steptime.core.files import validated
+from steptime.core.network import BYTES_PER_VALUE
+
+Names = Annotated[tuple[str, ...], Field(min_length=1)]
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is timed: one network in one framework under one set of conditions. `threads` are of one worker."""
+
+    framework: str
+    network: str
+    size: str
+    batch: int
+    dtype: str
+    device: str
+    threads: int
+    input: str
+    workers: int = 1
+
+    @property
+    def case_id(self) -> str:
+        return (
+            f"{self.framework}-{self.network}-{self.size}-b{self.batch}-{self.dtype}"
+            f"-{self.device}-t{self.threads}-{self.input}"
+        )
+
+    @property
+    def cores_needed(self) -> int:
+        """Threads that may be runnable at once: the reading thread of a prefetched input counts."""
+        return self.threads + (self.input == "prefetch")
+
+
+class Plan(BaseModel):
+    """The cases are all combinations of the lists. Per run: `warmups`, then `samples` steps, then repetitions of the
+    phases and of the layers. Rounds go on from `min_rounds` until every case's 95 % interval is at most
+    `target_half_width` wide to each side (relative), to `rounds` at most, within `budget_s` seconds of child time.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    frameworks: Names = ("torch", "tensorflow")
+    networks: Names = ("mlp", "lenet", "alexnet", "googlenet", "resnet50")
+    size: Literal["quick", "full"] = "quick"
+    batch: dict[str, PositiveInt] = Field(
+        default={"mlp": 32, "lenet": 32, "alexnet": 16, "googlenet": 16, "resnet50": 16}, validate_default=True
+    )
+    dtypes: Names = ("float32",)
+    devices: tuple[Literal["cpu", "cuda"], ...] = Field(default=("cpu",), min_length=1)
+    threads: tuple[PositiveInt, ...] = Field(default=(1,), min_length=1)
+    inputs: tuple[Literal["sequential", "prefetch"], ...] = Field(default=("sequential",), min_length=1)
+    rounds: Annotated[int, Field(ge=2)] = 10
+    min_rounds: Annotated[int, Field(ge=2)] = Field(default=5, validate_default=True)
+    warmups: PositiveInt = 5
+    samples: PositiveInt = 40
+    layer_samples: NonNegativeInt = 5
+    phase_samples: NonNegativeInt = 10
+    target_half_width: PositiveFloat = 0.02
+    budget_s: PositiveFloat = 240.0
+    seed: NonNegativeInt = 1
+
+    @checks("frameworks")
+    @classmethod
+    def _known_frameworks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return _known(value, frameworks.SETTINGS)
+
+    @checks("networks")
+    @classmethod
+    def _known_networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return _known(value, networks.NAMES)
+
+    @checks("dtypes")
+    @classmethod
+    def _known_dtypes(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return _known(value, BYTES_PER_VALUE)
+
+    @checks("batch")
+    @classmethod
+    def _a_batch_for_each_network(cls, value: dict[str, int], info: ValidationInfo) -> dict[str, int]:
+        _known(tuple(value), networks.NAMES)
+        for name in info.data.get("networks", ()):
+            if name not in value:
+                raise ValueError(f"no batch for {name!r}; add one")
+        return value
+
+    @checks("min_rounds")
+    @classmethod
+    def _at_most_all_rounds(cls, value: int, info: ValidationInfo) -> int:
+        return min(value, info.data.get("rounds", value))
+
+    def cases(self) -> tuple[Case, ...]:
+        """Every case, in the order of the lists."""
+        return tuple(
+            Case(framework, network, self.size, self.batch[network], dtype, device, threads, reading)
+            for framework, network, dtype, device, threads, reading in product(
+                self.frameworks, self.networks, self.dtypes, self.devices, self.threads, self.inputs
+            )
+        )
+
+    def order(self, number: int) -> list[Case]:
+        """The cases in the order in which round `number` visits them: drawn from the seed, so it can be drawn again."""
+        cases = self.cases()
+        drawn = np.random.default_rng([self.seed, number]).permutation(len(cases))
+        return [cases[place] for place in drawn]
+
+
+def read_plan(data: Mapping[str, Any], source: str) -> Plan:
+    """The plan in a mapping, e.g. a section of params.yaml named by `source`. Raises InputError naming the key."""
+    return validated(Plan, data, source)
+
+
+def _known(names: tuple[str, ...], known: Any) -> tuple[str, ...]:
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{name!r} is not known; known here: {', '.join(known)}")
+    if len(set(names)) < len(names):
+        raise ValueError("a name comes twice; remove one")
+    return names

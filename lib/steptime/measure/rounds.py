@@ -1,0 +1,144 @@
+"""A campaign: every case once a round, in random order, round after round until enough is known or time is spent."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from steptime import frameworks, networks
+from steptime.core import statistics
+from steptime.core.campaign import Campaign, read_campaign, write_campaign
+from steptime.core.network import Network
+from steptime.measure.fingerprint import fingerprints, short_hash
+from steptime.measure.lock import measuring_lock
+from steptime.measure.partial import Partial, case_key
+from steptime.measure.plan import Case, Plan
+from steptime.measure.provenance import cores_allowed
+from steptime.measure.run import Run, Visit, campaign_of, measure_run, not_run, with_stop_reason
+
+FAILURES_ALLOWED = 2
+"""A case that failed so often is not visited again in this campaign."""
+
+
+def measure(
+    plan: Plan, out: Path, partial: Path, *, fresh: bool = False, report: Callable[[str], None] = print
+) -> Campaign:
+    """Measure the plan's cases and write the campaign into `out` (runs.csv, samples.csv), assembled at the end.
+
+    Finished runs go to `partial` one by one. Started again after an interruption, or with some frameworks, some cases
+    or the number of rounds changed, it keeps the runs that still hold; a complete campaign started again unchanged, or
+    with `fresh`, is measured anew. Cases that cannot run here, and children that fail, are rows with their reason.
+    `report` gets a line a run. Raises InputError when another process is measuring on this machine.
+    """
+    with measuring_lock():
+        return _Campaign(plan, report).measured(out, partial, fresh=fresh)
+
+
+class _Campaign:
+    """The state of one call of `measure`: the runs so far, by run_id."""
+
+    def __init__(self, plan: Plan, report: Callable[[str], None]) -> None:
+        self.plan, self.report = plan, report
+        found = fingerprints()
+        self.fingerprints = {name: short_hash([found["machine"], found[name]]) for name in plan.frameworks}
+        self.gpus: list[str] = found["machine"]["gpus"]
+        self.impossible = {case: reason for case in plan.cases() if (reason := self._why_not(case))}
+        self.networks: dict[str, Network] = {name: networks.build(name, size=plan.size) for name in plan.networks}
+        self.runs: dict[str, Run] = {}
+
+    def measured(self, out: Path, partial: Path, *, fresh: bool) -> Campaign:
+        keys = {case.case_id: case_key(case, self.plan, self.fingerprints[case.framework]) for case in self._possible()}
+        store = Partial(partial, self.plan, keys, fresh=fresh)
+        kept = store.kept()
+        self.report(
+            f"{len(keys)} cases, {self.plan.min_rounds} to {self.plan.rounds} rounds; kept {len(kept)} finished runs"
+        )
+        reason = self._rounds(store, kept)
+        self._write(out, reason)
+        store.mark_complete()
+        return read_campaign(out)
+
+    def _rounds(self, store: Partial, kept: dict[str, Run]) -> str:
+        """Visit all cases round by round; why that ended: "target", "budget" or "rounds"."""
+        for number in range(self.plan.rounds):
+            for position, case in enumerate(self.plan.order(number)):
+                visit = Visit(case, number, position, self.fingerprints[case.framework])
+                if case in self.impossible or self._failures(case) >= FAILURES_ALLOWED:
+                    continue
+                if visit.run_id in kept:
+                    self.runs[visit.run_id] = kept[visit.run_id]
+                    continue
+                run = measure_run(visit, self.plan, self.networks[case.network])
+                self.runs[visit.run_id] = run
+                if run.is_finished:
+                    store.save(run)
+                self.report(self._line(visit, run))
+            if reason := self._stop_reason(number + 1):
+                return reason
+        return "rounds"
+
+    def _stop_reason(self, done: int) -> str | None:
+        """Why no further round is started after `done` rounds; looked at between rounds only.
+
+        A round is started only if one as long as the mean of those before ends within the budget; two always run,
+        because one process a case has no interval.
+        """
+        if done >= self.plan.min_rounds and all(self._is_settled(case, done) for case in self._possible()):
+            return "target"
+        spent = sum(run.row["duration_s"] for run in self.runs.values())
+        if done >= 2 and spent * (done + 1) / done > self.plan.budget_s:
+            return "budget"
+        return None
+
+    def _is_settled(self, case: Case, done: int) -> bool:
+        """Is the case known well enough? One that only failed is as well known as it will be."""
+        medians = [median for number in range(done) if (median := self._log_median(case, number)) is not None]
+        return not medians or bool(statistics.settled(np.array(medians), self.plan.target_half_width))
+
+    def _log_median(self, case: Case, number: int) -> float | None:
+        """Log median step time of a run, over all its steps if none was undisturbed; None if it did not finish."""
+        run = self.runs.get(Visit(case, number, 0, "").run_id)
+        if run is None or not run.is_finished:
+            return None
+        steps = run.step_samples()
+        calm = [step for step in steps if not step["is_disturbed"]] or steps
+        return float(np.log(np.median([step["time_s"] for step in calm])))
+
+    def _possible(self) -> list[Case]:
+        return [case for case in self.plan.cases() if case not in self.impossible]
+
+    def _failures(self, case: Case) -> int:
+        return sum(run.row["case_id"] == case.case_id and not run.is_finished for run in self.runs.values())
+
+    def _why_not(self, case: Case) -> str | None:
+        """Why this machine cannot run the case; None if it can."""
+        if frameworks.installed_version(case.framework) is None:
+            return f"{frameworks.SETTINGS[case.framework].distribution} is not installed"
+        if case.device == "cuda":
+            return None if self.gpus else "no NVIDIA GPU on this machine"
+        if case.cores_needed > cores_allowed():
+            return f"needs {case.cores_needed} cores, {cores_allowed()} allowed here"
+        return None
+
+    def _write(self, out: Path, reason: str) -> None:
+        runs = [with_stop_reason(run, reason) for run in self.runs.values()]
+        runs += [
+            not_run(Visit(case, 0, self.plan.order(0).index(case), self.fingerprints[case.framework]), self.plan, why)
+            for case, why in self.impossible.items()
+        ]
+        write_campaign(campaign_of(runs, out.name), out)
+        finished = sum(run.is_finished for run in runs)
+        failed = sum(run.row["status"] == "failed" for run in runs)
+        self.report(
+            f"{finished} runs finished, {failed} failed, {len(self.impossible)} cases not run here; stopped by {reason}"
+        )
+
+    def _line(self, visit: Visit, run: Run) -> str:
+        """One line of progress: round, case, median step and how many were disturbed, or why it failed."""
+        start = f"round {visit.round + 1}/{self.plan.rounds} run {visit.position + 1}/{len(self.plan.cases())}"
+        if not run.is_finished:
+            return f"{start} {visit.case.case_id}: failed: {run.row['reason']}"
+        steps = run.step_samples()
+        median_ms = 1e3 * float(np.median([step["time_s"] for step in steps]))
+        flagged = sum(step["is_disturbed"] for step in steps)
+        return f"{start} {visit.case.case_id}: {median_ms:.3g} ms, {flagged} of {len(steps)} steps disturbed"

@@ -1,0 +1,328 @@
+"""The campaign's rules, with a child that answers as the frameworks' do: order, stopping, keeping, failing."""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from steptime import frameworks
+from steptime.core.campaign import Campaign, read_campaign
+from steptime.core.errors import InputError
+from steptime.core.statistics import estimate, usable
+from steptime.measure import Plan, fingerprint, lock, measure, rounds, run
+from steptime.measure.plan import read_plan
+
+PLAN = Plan(
+    frameworks=("torch", "tensorflow"),
+    networks=("mlp", "lenet"),
+    rounds=6,
+    samples=8,
+    warmups=2,
+    phase_samples=3,
+    layer_samples=2,
+    budget_s=1e6,
+)
+CASES = 4
+
+
+class FakeChild:
+    """A child without a process: steps of 10 ms, times a factor drawn for each child."""
+
+    alive: ClassVar[int] = 0
+    visits: ClassVar[list[tuple[str, str]]] = []
+    between: ClassVar[float] = 0.0
+    failing: ClassVar[set[str]] = set()
+    interrupt_at: ClassVar[float] = math.inf
+
+    def __init__(
+        self, setting_name: str, device: str = "cpu", cores: list[int] | None = None, threads: int = 1
+    ) -> None:
+        self.framework = setting_name
+
+    def __enter__(self) -> "FakeChild":
+        assert FakeChild.alive == 0, "only one child at a time"
+        FakeChild.alive += 1
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        FakeChild.alive -= 1
+
+    def request(self, command: str, **arguments: Any) -> dict[str, Any]:
+        return getattr(self, command)(**arguments)
+
+    def hello(self) -> dict[str, Any]:
+        versions = {"framework": "1.0", "python": "3.11", "blas": None}
+        return {"versions": versions, "timer": "perf_counter", "timer_resolution_s": 1e-9, "gpu": None}
+
+    def build(self, network: dict[str, Any], **_: Any) -> dict[str, Any]:
+        FakeChild.visits.append((self.framework, network["name"]))
+        if len(FakeChild.visits) > FakeChild.interrupt_at:
+            raise KeyboardInterrupt
+        if self.framework in FakeChild.failing:
+            raise frameworks.ChildError("no kernel image in /opt/secret/lib.so")
+        rng = np.random.default_rng(len(FakeChild.visits))
+        self.time_s = 0.01 * math.exp(FakeChild.between * rng.normal())
+        return {"parameters": 7, "shapes": {}}
+
+    def steps(self, count: int) -> dict[str, Any]:
+        sample = {"time_s": self.time_s, "io_s": 0.001, "cpu_s": 0.01, "run_delay_s": None, "steal_s": 0.0}
+        sample |= {"involuntary_switches": 2, "load_1min": 0.5}
+        return {"samples": [sample] * count, "loss_first": 2.0, "loss_last": math.nan}
+
+    def phases(self, count: int) -> dict[str, Any]:
+        return {"samples": [{"io": 0.001, "h2d": 0.0, "forward": 0.003, "backward": 0.006, "update": 0.001}] * count}
+
+    def layers(self, count: int) -> dict[str, Any]:
+        return {"samples": [[{"layer": "fc1", "forward_s": 0.001, "backward_s": None}]] * count}
+
+    def memory(self) -> dict[str, Any]:
+        return {"peak_bytes": 12345678901}
+
+
+@pytest.fixture(autouse=True)
+def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[type[FakeChild]]:
+    monkeypatch.setattr(frameworks, "Child", FakeChild)
+    monkeypatch.setattr(frameworks, "installed_version", lambda name: "1.0")
+    monkeypatch.setattr(lock, "LOCK", tmp_path / "lock")
+    for name, value in {"alive": 0, "visits": [], "between": 0.0, "failing": set(), "interrupt_at": math.inf}.items():
+        monkeypatch.setattr(FakeChild, name, value)
+    yield FakeChild
+    assert FakeChild.alive == 0
+
+
+@pytest.fixture
+def lines() -> list[str]:
+    return []
+
+
+def measured(tmp_path: Path, lines: list[str], plan: Plan = PLAN, **options: Any) -> Campaign:
+    return measure(plan, tmp_path / "out", tmp_path / "partial", report=lines.append, **options)
+
+
+def test_a_quiet_campaign_stops_at_the_target(tmp_path: Path, lines: list[str]) -> None:
+    campaign = measured(tmp_path, lines)
+    assert set(campaign.runs["stop_reason"]) == {"target"}
+    assert set(campaign.runs["round"]) == set(range(PLAN.min_rounds))
+    assert len(campaign.runs) == CASES * PLAN.min_rounds
+    assert set(campaign.runs["peak_memory_bytes"]) == {12345678901}
+    assert campaign.runs["loss_last"].isna().all(), "a loss that is no number is a missing one"
+    assert campaign.runs["command"].unique().tolist() == ["steptime measure"]
+    one = campaign.samples[campaign.samples["run_id"] == campaign.runs["run_id"][0]]
+    counts = one.groupby(["phase", "is_warmup"]).size().to_dict()
+    assert counts[("step", True)] == counts[("io", True)] == 2
+    assert counts[("step", False)] == counts[("io", False)] == 8
+    assert counts[("update", False)] == 3
+    assert counts[("forward", False)] == 3 + 2, "phases and one layer"
+    assert counts[("backward", False)] == 3, "a layer without a backward time has no row"
+    case = campaign.joined().query("case_id == @campaign.runs.case_id[0]")
+    assert estimate(usable(case)).median_s == pytest.approx(0.01)
+    assert "stopped by target" in lines[-1]
+
+
+def test_noise_runs_to_the_last_round_and_a_spent_budget_ends_it(
+    tmp_path: Path, lines: list[str], fake: type[FakeChild]
+) -> None:
+    fake.between = 0.5
+    assert set(measured(tmp_path, lines).runs["stop_reason"]) == {"rounds"}
+    short = PLAN.model_copy(update={"budget_s": 1e-9})
+    campaign = measured(tmp_path, lines, short, fresh=True)
+    assert set(campaign.runs["stop_reason"]) == {"budget"}
+    assert campaign.runs.groupby("round").size().to_dict() == {0: CASES, 1: CASES}, "a started round is finished"
+
+
+def test_cases_are_interleaved_in_an_order_drawn_from_the_seed(
+    tmp_path: Path, lines: list[str], fake: type[FakeChild]
+) -> None:
+    measured(tmp_path, lines)
+    first = list(fake.visits)
+    by_round = [first[start : start + CASES] for start in range(0, len(first), CASES)]
+    assert all(sorted(order) == sorted(by_round[0]) for order in by_round), "every case once a round"
+    assert len({tuple(order) for order in by_round}) > 1
+    fake.visits.clear()
+    measured(tmp_path, lines, fresh=True)
+    assert fake.visits == first
+    fake.visits.clear()
+    measured(tmp_path, lines, PLAN.model_copy(update={"seed": 2}))
+    assert fake.visits != first
+
+
+def test_an_interrupted_campaign_keeps_its_finished_runs(
+    tmp_path: Path, lines: list[str], fake: type[FakeChild]
+) -> None:
+    fake.interrupt_at = 7
+    with pytest.raises(KeyboardInterrupt):
+        measured(tmp_path, lines)
+    assert not (tmp_path / "out").exists()
+    fake.interrupt_at = math.inf
+    fake.visits.clear()
+    campaign = measured(tmp_path, lines)
+    assert any("kept 7 finished runs" in line for line in lines)
+    assert len(fake.visits) == CASES * PLAN.min_rounds - 7
+    assert len(campaign.runs) == CASES * PLAN.min_rounds
+    assert campaign.runs["run_id"].is_unique
+
+
+def test_half_a_run_left_by_a_kill_is_not_kept(tmp_path: Path, lines: list[str], fake: type[FakeChild]) -> None:
+    fake.interrupt_at = 3
+    with pytest.raises(KeyboardInterrupt):
+        measured(tmp_path, lines)
+    (tmp_path / "partial" / ".run.abc").mkdir()
+    (tmp_path / "partial" / ".run.abc" / "samples.csv").write_text("half")
+    fake.interrupt_at = math.inf
+    assert len(measured(tmp_path, lines).runs) == CASES * PLAN.min_rounds
+    assert not (tmp_path / "partial" / ".run.abc").exists()
+
+
+def test_a_complete_campaign_started_again_is_measured_anew(
+    tmp_path: Path, lines: list[str], fake: type[FakeChild]
+) -> None:
+    measured(tmp_path, lines)
+    fake.visits.clear()
+    measured(tmp_path, lines)
+    assert len(fake.visits) == CASES * PLAN.min_rounds
+    fake.visits.clear()
+    fake.interrupt_at = 2
+    with pytest.raises(KeyboardInterrupt):
+        measured(tmp_path, lines)
+    fake.interrupt_at = math.inf
+    fake.visits.clear()
+    measured(tmp_path, lines)
+    assert len(fake.visits) == CASES * PLAN.min_rounds - 2, "resumed: the runs of the complete one did not come back"
+
+
+def test_more_rounds_keep_the_earlier_ones(tmp_path: Path, lines: list[str], fake: type[FakeChild]) -> None:
+    measured(tmp_path, lines, PLAN.model_copy(update={"rounds": 2, "min_rounds": 2}))
+    fake.visits.clear()
+    measured(tmp_path, lines)
+    assert len(fake.visits) == CASES * (PLAN.min_rounds - 2)
+
+
+def test_upgrading_one_framework_measures_that_one(
+    tmp_path: Path, lines: list[str], fake: type[FakeChild], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured(tmp_path, lines)
+    before = read_campaign(tmp_path / "out").runs
+    fake.visits.clear()
+    monkeypatch.setattr(frameworks, "installed_version", lambda name: "2.0" if name == "torch" else "1.0")
+    after = measured(tmp_path, lines).runs
+    assert {framework for framework, _ in fake.visits} == {"torch"}
+    assert len(fake.visits) == 2 * PLAN.min_rounds
+    changed = before.merge(after, on="run_id").query("fingerprint_x != fingerprint_y")
+    assert set(changed["framework_x"]) == {"torch"}
+
+
+def test_another_machine_and_back_measures_three_times(
+    tmp_path: Path, lines: list[str], fake: type[FakeChild], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = fingerprint.machine_facts()
+    for model in ("A", "B", "A"):
+        fake.visits.clear()
+        monkeypatch.setattr(fingerprint, "machine_facts", lambda model=model: facts | {"cpu_model": model})
+        measured(tmp_path, lines)
+        assert len(fake.visits) == CASES * PLAN.min_rounds
+
+
+def test_changed_code_measures_again(
+    tmp_path: Path, lines: list[str], fake: type[FakeChild], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from steptime.measure import partial
+
+    measured(tmp_path, lines)
+    fake.visits.clear()
+    monkeypatch.setattr(partial, "code_facts", lambda: {"code_hash": "other"})
+    measured(tmp_path, lines)
+    assert len(fake.visits) == CASES * PLAN.min_rounds
+
+
+def test_a_failing_child_is_a_row_and_the_others_go_on(tmp_path: Path, lines: list[str], fake: type[FakeChild]) -> None:
+    fake.failing = {"torch"}
+    campaign = measured(tmp_path, lines)
+    failed = campaign.runs[campaign.runs["status"] == "failed"]
+    assert set(failed["reason"]) == {"no kernel image in lib.so"}, "a path is reduced to its last part"
+    assert failed.groupby("case_id").size().tolist() == [2, 2], "given up after two failures"
+    finished = campaign.runs[campaign.runs["status"] == "finished"]
+    assert finished.groupby("case_id").size().tolist() == [PLAN.min_rounds] * 2
+    assert "4 failed" in lines[-1]
+    fake.failing, before = set(), len(fake.visits)
+    again = measured(tmp_path, lines, PLAN.model_copy(update={"rounds": 7}))
+    assert len(fake.visits) - before == 2 * PLAN.min_rounds, "what failed is tried again, what finished is kept"
+    assert set(again.runs["status"]) == {"finished"}
+
+
+def test_cases_that_cannot_run_here_are_listed(
+    tmp_path: Path, lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frameworks, "installed_version", lambda name: None if name == "tensorflow" else "1.0")
+    monkeypatch.setattr(rounds, "cores_allowed", lambda: 1)
+    monkeypatch.setattr(fingerprint, "gpus", list)
+    devices, inputs = ("cpu", "cuda"), ("sequential", "prefetch")
+    plan = PLAN.model_copy(update={"networks": ("mlp",), "devices": devices, "inputs": inputs})
+    runs = measured(tmp_path, lines, plan).runs
+    waiting = runs[runs["status"] == "not_run"].set_index("case_id")["reason"].to_dict()
+    assert len(waiting) == 4 + 3
+    assert waiting["torch-mlp-quick-b32-float32-cuda-t1-sequential"] == "no NVIDIA GPU on this machine"
+    assert waiting["torch-mlp-quick-b32-float32-cpu-t1-prefetch"] == "needs 2 cores, 1 allowed here"
+    assert "tensorflow" in waiting["tensorflow-mlp-quick-b32-float32-cpu-t1-sequential"]
+    assert len(runs[runs["status"] == "finished"]) == PLAN.min_rounds
+
+
+def planted(delays_s: list[float | None], steals_s: list[float], time_s: float = 0.02) -> list[dict[str, Any]]:
+    return [
+        {"time_s": time_s, "run_delay_s": delay, "steal_s": steal, "involuntary_switches": 50, "load_1min": 9.0}
+        for delay, steal in zip(delays_s, steals_s, strict=True)
+    ]
+
+
+def test_disturbance_is_decided_by_the_covariates() -> None:
+    samples = planted([0.0, 0.0009, 0.001, 0.0005, None, None], [0.0, 0.0, 0.0, 0.0005, 0.01, 0.0])
+    assert run.disturbed(samples) == [False, False, True, True, True, False]
+
+
+def test_a_slow_sample_is_not_a_disturbed_one() -> None:
+    samples = planted([0.0] * 9, [0.0] * 9)
+    samples[4]["time_s"] = 2.0
+    assert not any(run.disturbed(samples))
+    samples[5] |= {"run_delay_s": 0.015, "time_s": 0.001}
+    assert run.disturbed(samples).index(True) == 5, "a fast one with a delay is"
+
+
+def test_steps_are_cut_to_what_the_run_can_hold() -> None:
+    assert run.affordable(40, [3.0, 0.01]) == 40
+    assert run.affordable(40, [3.0, 3.0]) == 10
+    assert run.affordable(40, [100.0]) == run.FEWEST_SAMPLES
+    assert run.affordable(3, [100.0]) == 3
+
+
+def test_a_cut_run_says_so(tmp_path: Path, lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "RUN_TIME_S", 0.06)
+    assert set(measured(tmp_path, lines).runs["stop_reason"]) == {"target, steps cut to 6 by the run's time"}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"batch": {"mlp": -16}}, "batch.mlp = -16: Input should be greater than 0"),
+        ({"networks": ["vgg"]}, "'vgg' is not known; known here: mlp, lenet"),
+        ({"frameworks": ["caffe3"]}, "'caffe3' is not known; known here:"),
+        ({"networks": ["mlp", "mlp"]}, "a name comes twice"),
+        ({"networks": []}, "networks = []"),
+        ({"networks": ["mlp"], "batch": {"lenet": 8}}, "no batch for 'mlp'"),
+        ({"batch": {"vgg": 8}}, "'vgg' is not known"),
+        ({"dtypes": ["float12"]}, "'float12' is not known"),
+        ({"devices": ["tpu"]}, "devices.0 = 'tpu'"),
+        ({"samples": 0}, "samples = 0"),
+        ({"rounds": 1}, "rounds = 1"),
+        ({"sample": 4}, "unknown key 'sample'"),
+        ({"target_half_width": -0.1}, "target_half_width = -0.1"),
+    ],
+)
+def test_a_bad_plan_is_one_line(change: dict[str, Any], message: str, fake: type[FakeChild]) -> None:
+    with pytest.raises(InputError) as raised:
+        read_plan(change, "params.yaml: quick.measure")
+    assert str(raised.value).startswith("params.yaml: quick.measure: ")
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)
+    assert not fake.visits
