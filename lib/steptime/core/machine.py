@@ -5,6 +5,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
+from steptime.core.errors import InputError
 from steptime.core.files import read_yaml, validated
 
 NonNegative = Annotated[float, Field(ge=0)]
@@ -39,3 +40,15 @@ class Machine(_Record):
 def read_machine(path: Path) -> Machine:
     """The machine in a YAML file. Raises InputError naming file, key, value and mend."""
     return validated(Machine, read_yaml(path), path)
+
+
+def read_link(folder: Path, name: str) -> Link:
+    """The link in `folder`/NAME.yaml (data/machines/links). Raises InputError naming the known ones for another."""
+    known = sorted(path.stem for path in Path(folder).glob("*.yaml"))
+    if name not in known:
+        raise InputError(f"link {name!r}: is not in {folder}; known are {', '.join(known) or 'none'}")
+    path = Path(folder) / f"{name}.yaml"
+    link = validated(Link, read_yaml(path), path)
+    if link.name != name:
+        raise InputError(f"{path}: name = {link.name!r}: must equal the file's name; rename one of them")
+    return link
