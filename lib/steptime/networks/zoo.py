@@ -173,8 +173,8 @@ _ZOO = {
     "mlp": _Entry(mlp, Variant(1, 2, 28, 10), Variant(1, 2, 28, 10)),
     "lenet": _Entry(lenet, Variant(1, 1, 28, 10), Variant(1, 1, 28, 10)),
     "alexnet": _Entry(alexnet, Variant(0.25, 3, 67, 10), Variant(1, 3, 227, 1000)),
-    "googlenet": _Entry(googlenet, Variant(0.25, 5, 64, 10), Variant(1, 5, 224, 1000), deepest=5),
-    "resnet50": _Entry(resnet50, Variant(0.25, 6, 64, 10), Variant(1, 6, 224, 1000), deepest=6),
+    "googlenet": _Entry(googlenet, Variant(0.25, 2, 48, 10), Variant(1, 5, 224, 1000), deepest=5),
+    "resnet50": _Entry(resnet50, Variant(0.25, 2, 32, 10), Variant(1, 6, 224, 1000), deepest=6),
 }
 
 NAMES = tuple(_ZOO)

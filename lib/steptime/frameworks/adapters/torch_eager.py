@@ -1,5 +1,6 @@
 """PyTorch, eager: one call of torch.nn.functional a layer, gradients by autograd. See adapters/__init__.py."""
 
+import re
 import time
 
 import torch
@@ -9,9 +10,8 @@ CHANNELS_LAST = False
 
 
 def versions():
-    build_settings = torch.__config__.show()
-    blas = [part.split("=")[1] for part in build_settings.split(", ") if part.strip().startswith("BLAS_INFO=")]
-    return {"framework": torch.__version__, "blas": blas[0] if blas else "unknown"}
+    blas = re.search(r"BLAS_INFO=(\w+)", torch.__config__.show())
+    return {"framework": torch.__version__, "blas": blas.group(1) if blas else "unknown"}
 
 
 def build(network, weights, batch, threads, learning_rate, seed, device):
@@ -48,7 +48,7 @@ def ceil_mode_fits(layer):
     return True
 
 
-def operation(layer, names):
+def operation(layer):
     """The function (inputs, weights, training) -> output of one layer."""
     kind, s = layer["kind"], layer["settings"]
     if kind == "conv":
@@ -105,17 +105,15 @@ class Trainer(object):
         }
         self._layers = []
         for layer in network["layers"]:
-            names = [parameter["name"] for parameter in layer["parameters"]]
-            tensors = [self._weights[name] for name in names]
-            self._layers.append((layer["name"], layer["inputs"], tensors, operation(layer, names)))
-        self._optimizer = torch.optim.SGD(list(self._weights.values()), lr=learning_rate)
+            tensors = [self._weights[parameter["name"]] for parameter in layer["parameters"]]
+            self._layers.append((layer["name"], layer["inputs"], tensors, operation(layer)))
+        self._learning_rate = learning_rate
 
     def step(self, images, labels):
         x, y = self._to_device(images, labels)
-        self._optimizer.zero_grad(set_to_none=True)
         loss = F.cross_entropy(self._forward(x, True), y)
         loss.backward()
-        self._optimizer.step()
+        self._update()
         self._wait()
         return loss.item()
 
@@ -123,12 +121,11 @@ class Trainer(object):
         times = [self._now()]
         x, y = self._to_device(images, labels)
         times.append(self._now())
-        self._optimizer.zero_grad(set_to_none=True)
         loss = F.cross_entropy(self._forward(x, True), y)
         times.append(self._now())
         loss.backward()
         times.append(self._now())
-        self._optimizer.step()
+        self._update()
         times.append(self._now())
         names = ("h2d", "forward", "backward", "update")
         return {name: end - start for name, start, end in zip(names, times, times[1:])}
@@ -201,6 +198,13 @@ class Trainer(object):
             if shapes is not None:
                 shapes[name] = list(x.shape[1:])
         return x
+
+    def _update(self):
+        # Written out: importing torch.optim takes longer than importing torch, and does the same here.
+        with torch.no_grad():
+            for tensor in self._weights.values():
+                tensor.add_(tensor.grad, alpha=-self._learning_rate)
+                tensor.grad = None
 
     def _to_device(self, images, labels):
         return torch.from_numpy(images).to(self._device), torch.from_numpy(labels).to(self._device)
