@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +77,7 @@ def read_page(path: Path) -> NotebookPage:
     if path.stem.partition("_")[2] in RESERVED:
         raise InputError(f"{path}: the report has a page of that name already; rename the notebook")
     figures = _take_figures(notebook)
-    html, _ = _Exporter().from_notebook_node(notebook)
+    html, _ = _exporter().from_notebook_node(notebook)
     soup = BeautifulSoup(html, "html.parser")
     title = soup.find("h1")
     if title is None:
@@ -121,6 +121,12 @@ class _Exporter(HTMLExporter):
     def default_filters(self) -> Any:
         yield from super().default_filters()
         yield ("markdown2html", self.markdown_html)
+
+
+@cache
+def _exporter() -> _Exporter:
+    """One for all notebooks: compiling nbconvert's templates takes longer than rendering."""
+    return _Exporter()
 
 
 def _take_figures(notebook: Any) -> list[str]:

@@ -1,0 +1,276 @@
+"""The static report, built from planted inputs: complete, self-contained, byte-stable, whole or not at all."""
+
+import hashlib
+import json
+import re
+import shutil
+from pathlib import Path
+
+import nbformat
+import pandas as pd
+import pytest
+from bs4 import BeautifulSoup
+from planted_report import claims, plant
+
+from steptime.core.errors import InputError
+from steptime.report import markup, site, style
+from steptime.report.notebooks import read_page
+from steptime.report.site import build_site
+
+PAGES = ["campaigns", "claims", "glossary", "index", "measure", "predict", "summary"]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A planted checkout with its report; not to be changed."""
+    root = plant(tmp_path_factory.mktemp("built"))
+    build_site(root)
+    return root
+
+
+@pytest.fixture
+def checkout(built: Path, tmp_path: Path) -> Path:
+    """A copy to be changed."""
+    shutil.copytree(built, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def test_there_is_a_page_for_each_notebook_and_they_are_found_from_each(built: Path) -> None:
+    reports = built / "data" / "reports"
+    assert sorted(path.stem for path in reports.glob("*.html")) == PAGES
+    for page in PAGES:
+        soup = _soup(built, page)
+        side = soup.select_one("nav.side")
+        assert {link["href"] for link in side.select("a")} == {f"{name}.html" for name in PAGES}
+        assert side.select_one("[aria-current]")["href"] == f"{page}.html"
+        assert soup.html["lang"] == "en"
+        assert len(soup.select("h1")) == len(soup.select("main")) == 1
+        assert soup.select_one("a.skip")["href"] == "#main"
+
+
+def test_pages_need_nothing_but_their_folder(built: Path) -> None:
+    reports = built / "data" / "reports"
+    pages = sorted(reports.glob("*.html"))
+    assert markup.faults(reports, pages) == []
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        assert len(text.encode()) < 2_000_000
+        outside = re.findall(r'<(?!a\b)\w+[^>]*?(?:src|href)="(?:https?:)?//[^"]*|url\((?!#)[^)]*\)|@import', text)
+        assert outside == []
+        assert str(built) not in text
+
+
+def test_a_second_build_gives_the_same_bytes(checkout: Path) -> None:
+    before = _hashes(checkout)
+    build_site(checkout)
+    assert _hashes(checkout) == before
+
+
+def test_formulas_are_mathml_and_code_is_folded(built: Path) -> None:
+    soup = _soup(built, "predict")
+    article = soup.select_one("article")
+    assert "$" not in article.get_text()
+    assert article.select_one('math[display="block"] mfrac')
+    assert soup.select_one(".lede math")
+    assert all(block.find_parent("details") for block in article.select(".highlight"))
+    assert not article.select("details[open]")
+    assert "Parameters of this run" in article.get_text()
+
+
+def test_links_between_notebooks_and_to_data_become_links_of_the_site(built: Path) -> None:
+    links = {link["href"] for link in _soup(built, "predict").select("article a")}
+    assert {"measure.html", "data/derived/predict/speed_up.csv", "glossary.html#symbols"} <= links
+
+
+def test_the_ledger_shows_each_claim_with_its_paper_figures_verdict_and_data(built: Path) -> None:
+    rows = _soup(built, "claims").select("#ledger tbody tr")
+    assert len(rows) == len(claims())
+    for row, claim in zip(rows, claims(), strict=True):
+        text = re.sub(r"\s+", " ", row.get_text(" "))
+        assert claim["claim"] in text
+        assert claim["why"] in text
+        assert claim["tolerance"] in text
+        assert row["data-verdict"] == claim["verdict"] == row.select_one(".chip").get_text()
+        assert row["data-kind"] == claim["kind"]
+        assert [link["href"] for link in row.select("a")] == ["https://example.org/planted", claim["data"]]
+        published, ours = row.select("td.number")
+        assert published["data-value"] == ("" if claim["published"] is None else str(claim["published"]))
+        assert ours["data-value"] == ("" if claim["ours"] is None else str(claim["ours"]))
+        if claim["ours"] is not None:
+            assert markup.number(claim["ours_lo"]) in ours.get_text()
+
+
+def test_campaigns_show_what_did_not_run_what_was_disturbed_and_which_is_local(built: Path) -> None:
+    soup = _soup(built, "campaigns")
+    labels = {head.contents[0].strip(): head.select_one(".chip").get_text() for head in soup.select("h2:has(.chip)")}
+    assert labels == {"planted-laptop": "committed", "local": "this machine"}
+    text = soup.get_text(" ")
+    assert "no GPU on this machine" in text
+    assert "5.0 %" in text
+    assert "0123456789" in text
+
+
+def test_the_index_gives_question_answers_headline_and_counts(built: Path) -> None:
+    soup = _soup(built, "index")
+    assert soup.h1.get_text().startswith("What does one training step cost")
+    assert len(soup.select(".answers li")) == 3
+    assert soup.select_one(".headline svg")
+    cells = [cell.get_text() for cell in soup.select(".headline tbody tr:first-child td")]
+    assert cells == ["mlp", "32", "2.10", "2.56"]
+    assert len(soup.select(".cards li")) == 3
+    assert sum(int(count.get_text()) for count in soup.select(".counts b")) == len(claims())
+
+
+@pytest.mark.parametrize(
+    ("lost", "stage"),
+    [
+        ("data/reports/notebooks", "make study"),
+        ("data/derived/summary/summary.json", "run summary"),
+        ("data/figures/summary/headline.svg", "run summary"),
+        ("data/derived/claims/planted.json", "run summary"),
+    ],
+)
+def test_a_missing_input_is_one_line_that_names_the_stage(checkout: Path, lost: str, stage: str) -> None:
+    path = checkout / lost
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    with pytest.raises(InputError, match=stage) as caught:
+        build_site(checkout)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("paper", "unknown1999"), ("figure", "unknown-figure"), ("data", "data/derived/none.csv")]
+)
+def test_a_claim_without_source_or_data_names_its_row(checkout: Path, key: str, value: str) -> None:
+    path = checkout / "data" / "derived" / "claims" / "planted.json"
+    rows = json.loads(path.read_text())
+    rows[2][key] = value
+    path.write_text(json.dumps(rows))
+    with pytest.raises(InputError, match=f"row 3: {key} = '{value}'"):
+        build_site(checkout)
+
+
+def test_a_failed_or_interrupted_build_leaves_the_old_site(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = _hashes(checkout)
+    _append(checkout, "20_measure", "[gone](gone.html)")
+    with pytest.raises(InputError, match=r"measure.html: link to 'gone.html' has no target"):
+        build_site(checkout)
+    written = []
+
+    def interrupted(path: Path, text: str) -> None:
+        if len(written) == 3:
+            raise KeyboardInterrupt
+        written.append(path)
+        path.write_text(text)
+
+    monkeypatch.setattr(site, "write_text", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        build_site(checkout)
+    after = _hashes(checkout)
+    changed = {name for name in before if before[name] != after.get(name)}
+    assert changed == {"notebooks/20_measure.ipynb"}
+    assert set(after) == set(before)
+    assert not list((checkout / "data" / ".scratch").iterdir())
+
+
+def test_a_link_to_a_heading_that_is_not_there_is_found(checkout: Path) -> None:
+    _append(checkout, "20_measure", "[gone](predict.html#gone)")
+    with pytest.raises(InputError, match="no such heading"):
+        build_site(checkout)
+
+
+def test_a_picture_from_the_network_is_refused(checkout: Path) -> None:
+    _append(checkout, "20_measure", "![x](https://example.org/x.png)")
+    with pytest.raises(InputError, match="<img> needs the network"):
+        build_site(checkout)
+
+
+def test_a_page_over_two_megabytes_names_its_notebook(checkout: Path) -> None:
+    _append(checkout, "20_measure", "word " * 400_000)
+    with pytest.raises(InputError, match=r"measure.html: 2\.\d MB, over 2 MB"):
+        build_site(checkout)
+
+
+def test_the_page_of_a_removed_notebook_goes(checkout: Path) -> None:
+    (checkout / "data" / "reports" / "notebooks" / "90_summary.ipynb").unlink()
+    build_site(checkout)
+    assert not (checkout / "data" / "reports" / "summary.html").exists()
+
+
+def test_a_notebook_without_title_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "20_measure.ipynb"
+    path.write_text(nbformat.writes(nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell("text")])))
+    with pytest.raises(InputError, match="has no title"):
+        read_page(path)
+
+
+def test_a_figure_takes_the_pages_colours_and_ids_of_its_own(built: Path) -> None:
+    pages = (built / "data" / "reports").glob("*.html")
+    drawings = [drawing for page in pages for drawing in re.findall(r"<svg viewBox.*?</svg>", page.read_text(), re.S)]
+    assert len(drawings) >= 5
+    for drawing in drawings:
+        assert not [light for light, _ in style.THEME.values() if light in drawing]
+    soup = _soup(built, "measure")
+    ids = [tag["id"] for tag in soup.select("[id]")]
+    assert len(ids) == len(set(ids))
+    foreign = '<?xml version="1.0"?><svg width="72pt" height="36pt"><path id="a" fill="#123456"/></svg>'
+    shown = markup.figure(foreign, "a & b", "figure-1")
+    assert "on-paper" in shown
+    assert 'viewBox="0 0 96.0 48.0"' in shown
+    assert 'aria-label="a &amp; b"' in shown
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (None, "–"),
+        (float("nan"), "–"),
+        (0.0, "0"),
+        (3, "3"),
+        (12345, "12\u202f345"),
+        (0.012345, "0.0123"),
+        (12.345, "12.3"),
+        (123456.0, "123\u202f456"),
+        (1.5e-6, "1.50e-06"),
+        (-2.5, "-2.50"),
+    ],
+)
+def test_numbers_are_written_for_people(value: float | None, shown: str) -> None:
+    assert markup.number(value) == shown
+
+
+def test_seconds_are_shown_in_ms_with_their_points_below_each_other() -> None:
+    table = pd.DataFrame({"network": ["mlp", "lenet"], "step_s": [0.0021, 0.0416], "is_used": [True, False]})
+    cells = [cell.get_text() for cell in BeautifulSoup(markup.table(table), "html.parser").select("td, th")]
+    assert cells == ["network", "step, ms", "is used", "mlp", "2.10", "yes", "lenet", "41.60", "no"]
+
+
+def test_pandas_tables_lose_row_numbers_and_gain_alignment() -> None:
+    plain = BeautifulSoup(pd.DataFrame({"name": ["a"], "size": [1.5]}).to_html(), "html.parser")
+    markup.tidy_tables(plain)
+    assert [cell.get_text() for cell in plain.select("th, td")] == ["name", "size", "a", "1.5"]
+    assert [cell.get_text() for cell in plain.select(".number")] == ["size", "1.5"]
+    assert plain.select_one("div.scroll[tabindex] > table")
+    index = pd.MultiIndex.from_tuples([("t", "a"), ("t", "b")], names=["one", "two"])
+    nested = BeautifulSoup(pd.DataFrame({"x": ["p", "q"], "n": [1, 2]}, index=index).to_html(), "html.parser")
+    markup.tidy_tables(nested)
+    assert [cell.get_text() for cell in nested.select("td.number")] == ["1", "2"]
+    assert "n" in [cell.get_text() for cell in nested.select("thead .number")]
+    assert "x" not in [cell.get_text() for cell in nested.select("thead .number")]
+
+
+def _soup(root: Path, page: str) -> BeautifulSoup:
+    return BeautifulSoup((root / "data" / "reports" / f"{page}.html").read_text(encoding="utf-8"), "html.parser")
+
+
+def _hashes(root: Path) -> dict[str, str]:
+    reports = root / "data" / "reports"
+    files = sorted(path for path in reports.rglob("*") if path.is_file())
+    return {path.relative_to(reports).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def _append(root: Path, name: str, text: str) -> None:
+    path = root / "data" / "reports" / "notebooks" / f"{name}.ipynb"
+    notebook = nbformat.read(path, as_version=4)
+    notebook.cells.append(nbformat.v4.new_markdown_cell(text, id="added"))
+    path.write_text(nbformat.writes(notebook))
