@@ -36,6 +36,7 @@ class FakeChild:
     between: ClassVar[float] = 0.0
     failing: ClassVar[set[str]] = set()
     interrupt_at: ClassVar[float] = math.inf
+    hit: ClassVar[set[int]] = set()
 
     def __init__(
         self, setting_name: str, device: str = "cpu", cores: list[int] | None = None, threads: int = 1
@@ -70,6 +71,8 @@ class FakeChild:
     def steps(self, count: int) -> dict[str, Any]:
         sample = {"time_s": self.time_s, "io_s": 0.001, "cpu_s": 0.01, "run_delay_s": None, "steal_s": 0.0}
         sample |= {"involuntary_switches": 2, "load_1min": 0.5}
+        if len(FakeChild.visits) in FakeChild.hit:
+            sample |= {"time_s": 3 * self.time_s, "run_delay_s": 2 * self.time_s}
         return {"samples": [sample] * count, "loss_first": 2.0, "loss_last": math.nan}
 
     def phases(self, count: int) -> dict[str, Any]:
@@ -87,7 +90,8 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[type[FakeC
     monkeypatch.setattr(frameworks, "Child", FakeChild)
     monkeypatch.setattr(frameworks, "installed_version", lambda name: "1.0")
     monkeypatch.setattr(lock, "LOCK", tmp_path / "lock")
-    for name, value in {"alive": 0, "visits": [], "between": 0.0, "failing": set(), "interrupt_at": math.inf}.items():
+    fresh = {"alive": 0, "visits": [], "between": 0.0, "failing": set(), "interrupt_at": math.inf, "hit": set()}
+    for name, value in fresh.items():
         monkeypatch.setattr(FakeChild, name, value)
     yield FakeChild
     assert FakeChild.alive == 0
@@ -131,6 +135,19 @@ def test_noise_runs_to_the_last_round_and_a_spent_budget_ends_it(
     campaign = measured(tmp_path, lines, short, fresh=True)
     assert set(campaign.runs["stop_reason"]) == {"budget"}
     assert campaign.runs.groupby("round").size().to_dict() == {0: CASES, 1: CASES}, "a started round is finished"
+
+
+def test_disturbed_runs_are_kept_flagged_and_made_up_for(
+    tmp_path: Path, lines: list[str], fake: type[FakeChild]
+) -> None:
+    """Two runs of a one-case campaign are hit: two more rounds are measured, and the estimate does not see the hits."""
+    fake.hit = {2, 4}
+    plan = PLAN.model_copy(update={"frameworks": ("torch",), "networks": ("mlp",), "rounds": 10})
+    campaign = measured(tmp_path, lines, plan)
+    assert len(campaign.runs) == plan.min_rounds + 2
+    assert campaign.samples["is_disturbed"].sum() == 2 * 2 * plan.samples, "a hit step and its reading are flagged"
+    found = estimate(usable(campaign.joined()))
+    assert (found.processes, found.median_s) == (plan.min_rounds, pytest.approx(0.01))
 
 
 def test_cases_are_interleaved_in_an_order_drawn_from_the_seed(

@@ -234,7 +234,7 @@ def _column(path: Path, column: pa.Column, texts: Sequence[str], lines: Sequence
     kind, seen = _kind(column), set()
     parse = _PARSERS[kind]
     rules = [_RULES[check.name](**check.statistics) for check in column.checks]
-    values = []
+    values: list[Any] = []
     for text, line in zip(texts, lines, strict=True):
         if text == "" and column.nullable:
             values.append(None)

@@ -113,10 +113,10 @@ def settled(log_medians: np.ndarray, target: float) -> np.ndarray:
     """May measuring stop? True where the half-width is at most `target` without the two latest rounds.
 
     `log_medians`: (..., rounds), in the order measured. Stopping as soon as an interval looks narrow picks the moments
-    at which the spread is underestimated: looking after every round from the third on, a nominal 95 % covers 91 % at
-    worst. With two further rounds, which the decision has not seen, it covers 93.7 % at worst over all spreads, and
-    94.5 % on average (tests/unit/test_statistics.py). The final interval rests on all rounds; it can be a little wider
-    than the target.
+    at which the spread is underestimated: looking after every round from the third on, a nominal 95 % covers 91 % where
+    target and spread are alike. With two further rounds, which the decision has not seen, it covers 93.5 to 95 %
+    whatever the spread (tests/unit/test_statistics.py). The final interval rests on all rounds, and can be a little
+    wider than the target.
     """
     seen = log_medians[..., : max(log_medians.shape[-1] - UNSEEN_ROUNDS, 0)]
     if seen.shape[-1] < FEWEST_LOOKED_AT:

@@ -92,17 +92,9 @@ class _Campaign:
 
     def _is_settled(self, case: Case, done: int) -> bool:
         """Is the case known well enough? One that only failed is as well known as it will be."""
-        medians = [median for number in range(done) if (median := self._log_median(case, number)) is not None]
-        return not medians or bool(statistics.settled(np.array(medians), self.plan.target_half_width))
-
-    def _log_median(self, case: Case, number: int) -> float | None:
-        """Log median step time of a run, over all its steps if none was undisturbed; None if it did not finish."""
-        run = self.runs.get(Visit(case, number, 0, "").run_id)
-        if run is None or not run.is_finished:
-            return None
-        steps = run.step_samples()
-        calm = [step for step in steps if not step["is_disturbed"]] or steps
-        return float(np.log(np.median([step["time_s"] for step in calm])))
+        runs = [self.runs.get(Visit(case, number, 0, "").run_id) for number in range(done)]
+        medians = _log_medians([run for run in runs if run is not None and run.is_finished])
+        return not len(medians) or bool(statistics.settled(medians, self.plan.target_half_width))
 
     def _possible(self) -> list[Case]:
         return [case for case in self.plan.cases() if case not in self.impossible]
@@ -142,3 +134,12 @@ class _Campaign:
         median_ms = 1e3 * float(np.median([step["time_s"] for step in steps]))
         flagged = sum(step["is_disturbed"] for step in steps)
         return f"{start} {visit.case.case_id}: {median_ms:.3g} ms, {flagged} of {len(steps)} steps disturbed"
+
+
+def _log_medians(runs: list[Run]) -> np.ndarray:
+    """Log median step time of each run that counts, as `core.statistics.usable` counts: runs with undisturbed steps,
+    or all runs where fewer than two have any.
+    """
+    timed = [run.step_samples() for run in runs]
+    calm = [steps for run in timed if (steps := [step for step in run if not step["is_disturbed"]])]
+    return np.log([np.median([step["time_s"] for step in steps]) for steps in (calm if len(calm) >= 2 else timed)])
