@@ -1,0 +1,181 @@
+"""The report in Chromium, from disk, with the network off: planted pages always, the real ones where they are built."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from conftest import look
+from planted_report import claims, plant
+
+from steptime.report.site import build_site
+
+REAL = Path(__file__).resolve().parents[2] / "data" / "reports"
+VIEWS = [(390, "light"), (390, "dark"), (1440, "light"), (1440, "dark")]
+
+FAULTS = (Path(__file__).parent / "faults.js").read_text(encoding="utf-8")
+FAINT = (Path(__file__).parent / "faint.js").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = plant(tmp_path_factory.mktemp("planted"))
+    build_site(root)
+    return root / "data" / "reports"
+
+
+@pytest.fixture(scope="module", params=["planted", "real"])
+def reports(request: pytest.FixtureRequest, planted: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The pages, alone in their folder, so that nothing else of the checkout can help them."""
+    source = planted if request.param == "planted" else REAL
+    if not (source / "index.html").is_file():
+        pytest.skip("data/reports is not built here; `make study` builds it")
+    target = tmp_path_factory.mktemp(request.param) / "reports"
+    shutil.copytree(source, target)
+    return target
+
+
+@pytest.fixture(autouse=True)
+def offline(browser: object) -> None:
+    browser.execute_cdp_cmd("Network.enable", {})
+    off = {"offline": True, "latency": 0, "downloadThroughput": 0, "uploadThroughput": 0}
+    browser.execute_cdp_cmd("Network.emulateNetworkConditions", off)
+    browser.get_log("browser")
+
+
+def test_the_checks_see_planted_faults(browser: object, tmp_path: Path) -> None:
+    look(browser, 390, "light")
+    page = tmp_path / "faulty.html"
+    page.write_text(
+        "<meta name=viewport content='width=device-width'>"
+        "<p style='width: 500px'>wide</p><p style='width: 50px; overflow: hidden; white-space: nowrap'>much too long</p>"
+        "<p style='color: #999'>faint</p><svg width=50 height=20><text x=40 y=15>outside</text></svg><img src=none.png>"
+    )
+    browser.get(page.as_uri())
+    found = "\n".join(browser.execute_script(FAULTS))
+    for fault in ("document is", "sticks out: P.: wide", "cut off: P.: much too long", "outside its figure: outside"):
+        assert fault in found
+    assert [line[5:] for line in browser.execute_script(FAINT)] == ["P.: faint"]
+    assert any("none.png" in entry["message"] for entry in browser.get_log("browser"))
+
+
+@pytest.mark.parametrize(("width", "scheme"), VIEWS)
+def test_every_page_fits_and_is_readable(browser: object, reports: Path, width: int, scheme: str) -> None:
+    look(browser, width, scheme)
+    faults = {}
+    for page in sorted(reports.glob("*.html")):
+        assert page.stat().st_size < 2_000_000, page.name
+        browser.get(page.as_uri())
+        browser.execute_script("for (const box of document.querySelectorAll('details')) box.open = true")
+        assert browser.execute_script("return document.title").endswith("steptime")
+        assert browser.execute_script("return matchMedia('(prefers-color-scheme: dark)').matches") == (scheme == "dark")
+        found = browser.execute_script(FAULTS) + browser.execute_script(FAINT)
+        found += [entry["message"] for entry in browser.get_log("browser")]
+        if found:
+            faults[page.name] = found
+    assert faults == {}
+
+
+def test_every_local_link_leads_somewhere(browser: object, reports: Path) -> None:
+    look(browser, 1440, "light")
+    seen, missing = set(), []
+    for page in sorted(reports.glob("*.html")):
+        browser.get(page.as_uri())
+        links = "return [...document.querySelectorAll('a[href]')].map((a) => a.href)"
+        for link in browser.execute_script(links):
+            if link.startswith("file:"):
+                target = Path(link.removeprefix("file://").partition("#")[0])
+                seen.add(target)
+                if not target.is_file() or reports not in target.parents:
+                    missing.append((page.name, link))
+        anchors = (
+            "return [...document.querySelectorAll('a[href^=\"#\"]')].filter((a) => !document.querySelector(a.hash))"
+        )
+        assert browser.execute_script(f"{anchors}.map((a) => a.hash)") == []
+    assert missing == []
+    assert set(reports.glob("*.html")) <= seen
+
+
+def test_a_reader_walks_through_all_pages_with_next(browser: object, reports: Path) -> None:
+    look(browser, 390, "light")
+    browser.get((reports / "index.html").as_uri())
+    walked = []
+    while True:
+        walked.append(browser.current_url.rpartition("/")[2])
+        following = browser.find_elements("css selector", "a[rel=next]")
+        if not following or len(walked) > 100:
+            break
+        browser.execute_script("arguments[0].click()", following[0])
+    assert sorted(walked) == sorted(page.name for page in reports.glob("*.html"))
+
+
+def test_the_menu_of_a_narrow_screen_opens_and_leads_on(browser: object, planted: Path) -> None:
+    look(browser, 390, "light")
+    browser.get((planted / "index.html").as_uri())
+    link = browser.find_element("css selector", ".menu a[href='claims.html']")
+    assert not link.is_displayed()
+    browser.find_element("css selector", ".menu > summary").click()
+    assert link.is_displayed()
+    link.click()
+    assert browser.current_url.endswith("claims.html")
+
+
+def test_the_ledger_sorts_by_number_and_back(browser: object, planted: Path) -> None:
+    look(browser, 1440, "light")
+    browser.get((planted / "claims.html").as_uri())
+    ours = [claim["ours"] for claim in claims() if claim["ours"] is not None]
+    button = browser.find_element("xpath", "//th/button[text()='Ours']")
+    button.click()
+    assert _column(browser, "Ours") == [*map(str, sorted(ours)), ""]
+    assert button.find_element("xpath", "..").get_attribute("aria-sort") == "ascending"
+    button.click()
+    assert [value for value in _column(browser, "Ours") if value] == [*map(str, sorted(ours, reverse=True))]
+    assert button.find_element("xpath", "..").get_attribute("aria-sort") == "descending"
+
+
+def test_the_ledger_filters_by_verdict_kind_and_words(browser: object, planted: Path) -> None:
+    look(browser, 1440, "light")
+    browser.get((planted / "claims.html").as_uri())
+    form = browser.find_element("id", "filter")
+
+    def choose(name: str, value: str) -> None:
+        script = "arguments[0].elements[arguments[1]].value = arguments[2];"
+        browser.execute_script(f"{script} arguments[0].dispatchEvent(new Event('input'))", form, name, value)
+
+    for name in ("verdict", "kind"):
+        for value in sorted({claim[name] for claim in claims()}):
+            choose(name, value)
+            expected = [claim["claim"] for claim in claims() if claim[name] == value]
+            assert _shown(browser) == expected
+            assert form.find_element("tag name", "output").text == f"{len(expected)} of {len(claims())} claims"
+        choose(name, "")
+    browser.find_element("name", "words").send_keys("MERGING claim 4)")
+    assert _shown(browser) == ["Gain of merging (planted claim 4)"]
+    browser.find_element("name", "words").clear()
+    browser.find_element("name", "words").send_keys("nothing like it")
+    assert _shown(browser) == []
+
+
+def test_the_pages_are_whole_without_scripts(browser: object, planted: Path) -> None:
+    look(browser, 1440, "light")
+    browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
+    try:
+        browser.get((planted / "claims.html").as_uri())
+        rows = browser.find_elements("css selector", "#ledger tbody tr")
+        assert [row.is_displayed() for row in rows] == [True] * len(claims())
+        assert not browser.find_element("id", "filter").is_displayed()
+        assert not browser.find_elements("css selector", "th button")
+    finally:
+        browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
+
+
+def _column(browser: object, label: str) -> list[str]:
+    cells = browser.find_elements("css selector", f"#ledger td[data-label='{label}']")
+    return [cell.get_attribute("data-value") for cell in cells]
+
+
+def _shown(browser: object) -> list[str]:
+    script = """
+    return [...document.querySelectorAll("#ledger tbody tr")].filter((row) => row.offsetHeight)
+      .map((row) => row.querySelector("[data-label=Claim] > div").firstChild.data.trim())
+    """
+    return browser.execute_script(script)
