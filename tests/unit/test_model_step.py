@@ -101,7 +101,7 @@ def test_a_network_without_parameters_scales_perfectly(name):
     step = predict_step(none, Schedule(name), 64, LINK)
     assert step.step_s == pytest.approx(4)
     assert step.messages == 0
-    assert predict_table(none, [Schedule(name)], [64], LINK)["speedup"].iloc[0] == pytest.approx(64)
+    assert predict_table(none, [Schedule(name)], [64], LINK)["speed_up"].iloc[0] == pytest.approx(64)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -243,6 +243,6 @@ def test_the_table_has_weak_scaling():
     table = predict_table(THREE, [Schedule("wait_free"), Schedule("merged", True)], [1, 4], LINK)
     assert list(table["workers"]) == [1, 4, 1, 4]
     row = table.iloc[1]
-    assert row["speedup"] == pytest.approx(4 * table.iloc[0]["step_s"] / row["step_s"])
+    assert row["speed_up"] == pytest.approx(4 * table.iloc[0]["step_s"] / row["step_s"])
     assert row["samples_per_s"] == pytest.approx(4 * 8 / row["step_s"])
     assert row["t_c_s"] == pytest.approx(ring_time_s(2e9, 4, LINK) + ring_time_s(1e9, 4, LINK))

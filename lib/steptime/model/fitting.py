@@ -82,11 +82,14 @@ def phase_medians(campaign: Campaign, case_id: str) -> dict[str, float]:
 
 
 def profile_cases(campaign: Campaign) -> pd.DataFrame:
-    """The finished cases that a profile can be made of (layer timings, reading not hidden by prefetch).
+    """The finished cases that a profile can be made of: both passes timed whole and by layer, reading not hidden.
 
     One row a case: case_id, framework, network, size, batch, dtype, device, threads, workers, input.
     """
-    timed = set(campaign.samples.loc[campaign.samples["layer"].notna(), "run_id"])
+    samples = campaign.samples[campaign.samples["phase"].isin(PASSES)]
+    kinds = pd.DataFrame({"run_id": samples["run_id"], "kind": samples["phase"] + samples["layer"].isna().astype(str)})
+    complete = kinds.groupby("run_id")["kind"].nunique()
+    timed = set(complete.index[complete == 2 * len(PASSES)])
     runs = campaign.runs
     runs = runs[(runs["status"] == "finished") & (runs["input"] == "sequential") & runs["run_id"].isin(timed)]
     columns = ["case_id", "framework", "network", "size", "batch", "dtype", "device", "threads", "workers", "input"]

@@ -147,7 +147,7 @@ def predict_table(
 
     Weak scaling (the batch of each worker stays): speed-up S = N t(1) / t(N), efficiency S / N (S-SGD, arXiv
     1711.05979). Columns: network, source, batch, link, schedule, prefetch, workers, those of `StepTime`,
-    samples_per_s, speedup, efficiency.
+    samples_per_s, speed_up, efficiency.
     """
     rows = []
     for schedule in schedules:
@@ -165,7 +165,7 @@ def predict_table(
                     "workers": count,
                     **vars(step),
                     "samples_per_s": count * profile.batch / step.step_s,
-                    "speedup": count * one / step.step_s,
+                    "speed_up": count * one / step.step_s,
                     "efficiency": one / step.step_s,
                 }
             )

@@ -1,0 +1,223 @@
+# %% [markdown]
+# # What is a step made of?
+#
+# Each measured case becomes what the models take in: its step time with an interval, the seconds of its phases, and a
+# layer profile. What the parts do not explain of the whole is told, not spread.
+#
+# Phases, in the words of the S-SGD papers: reading and decoding a batch $t_{io}$, copying it to the device $t_{h2d}$,
+# forward $t_f$, backward $t_b$, update $t_u$. A step that does one after the other takes
+#
+# $$t = t_{io} + t_{h2d} + t_f + t_b + t_u$$
+
+# %% tags=["parameters"]
+out: str = ""
+
+# %%
+from itertools import combinations
+
+import pandas as pd
+from IPython.display import Markdown, display
+
+from steptime.core.campaign import read_campaign
+from steptime.core.files import project_root, write_text
+from steptime.core.statistics import compare, estimate, usable
+from steptime.model.fitting import layer_profile, pass_fits, phase_medians, profile_cases
+from steptime.networks import build
+from steptime.notebook import campaign_folders, out_folder
+from steptime.report import figures, style
+
+root = project_root()
+folder = out_folder(out, "fit")
+style.use()
+CASE = ["framework", "network", "size", "batch", "dtype", "device", "threads", "workers", "input"]
+
+
+def save(table: pd.DataFrame, name: str) -> None:
+    """Write a derived table, the same numbers to the same bytes."""
+    write_text(folder / f"derived/{name}.csv", table.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
+
+
+campaigns = {name: read_campaign(path) for name, path in campaign_folders(root).items()}
+if not campaigns:
+    display(Markdown("No campaign is there yet: `steptime run measure` makes one of this machine."))
+
+# %% [markdown]
+# ## Step times
+#
+# The estimate is the geometric mean over processes of each one's median step, with a 95 % interval over processes.
+# Warm-ups are left out; so are steps that something outside the process disturbed, by a rule that never looks at the
+# step's own duration.
+
+# %%
+STEP_COLUMNS = ["campaign", "case_id", *CASE, "median_s", "lo_s", "hi_s", "processes", "samples", "disturbed_share"]
+
+
+def step_rows(name: str) -> list[dict]:
+    """One row a case with at least two finished processes."""
+    joined = campaigns[name].joined()
+    timed = joined[(joined["phase"] == "step") & joined["layer"].isna() & ~joined["is_warmup"]]
+    rows = []
+    for case_id, part in usable(joined).groupby("case_id", sort=True):
+        if part["process"].nunique() < 2:
+            continue
+        found = estimate(part)
+        disturbed = timed.loc[timed["case_id"] == case_id, "is_disturbed"].mean()
+        rows.append(
+            {"campaign": name, "case_id": case_id, **part.iloc[0][CASE], **vars(found), "disturbed_share": disturbed}
+        )
+    return rows
+
+
+steps = pd.DataFrame([row for name in campaigns for row in step_rows(name)], columns=STEP_COLUMNS)
+save(steps, "steps")
+
+for name, part in steps.groupby("campaign"):
+    every = campaigns[name].joined().query("phase == 'step' and not is_warmup")
+    display(
+        Markdown(
+            f"**{name}**: {len(part)} cases, {len(every)} timed steps in {every['run_id'].nunique()} processes; "
+            f"{every['is_disturbed'].mean():.1%} of the steps were disturbed, at most "
+            f"{part['disturbed_share'].max():.1%} of one case."
+        )
+    )
+
+# %%
+alone = steps[(steps["input"] == "sequential") & (steps["workers"] == 1)]
+SETTING = ["campaign", "device", "dtype", "threads"]
+
+
+def named(kind: str, setting: tuple) -> str:
+    """The file of a figure of one setting."""
+    campaign, device, dtype, threads = setting
+    return f"figures/{kind}-{campaign}-{device}-{dtype}-t{threads}.svg"
+
+
+def words(setting: tuple) -> str:
+    campaign, device, dtype, threads = setting
+    return f"{campaign}, {device}, {dtype}, {threads} thread{'s' if threads > 1 else ''}"
+
+
+for setting, part in alone.groupby(SETTING):
+    figure = figures.step_times(part, f"Time of one training step, measured ({words(setting)})")
+    style.save(figure, folder / named("step-times", setting))
+    display(figure)
+
+# %% [markdown]
+# ## Which framework is faster
+#
+# Paired by round, at 1 %: a pair counts as different only if the 99 % interval of the ratio excludes 1.
+
+# %%
+PAIR = ["network", "size", "batch", "dtype", "device", "threads", "input"]
+COMPARISON_COLUMNS = ["campaign", *PAIR, "slower", "faster", "ratio", "lo", "hi", "p_value", "different"]
+
+
+def comparison_rows(name: str) -> list[dict]:
+    """One row a pair of frameworks that ran the same case in at least two common rounds."""
+    rows = []
+    for case, part in usable(campaigns[name].joined()).groupby(PAIR):
+        of = dict(list(part.groupby("framework")))
+        for first, second in combinations(sorted(of), 2):
+            if len(set(of[first]["round"]) & set(of[second]["round"])) < 2:
+                continue
+            slower, faster = first, second
+            found = compare(of[slower], of[faster])
+            if found.ratio < 1:
+                slower, faster = faster, slower
+                found = compare(of[slower], of[faster])
+            rows.append(
+                {"campaign": name, **dict(zip(PAIR, case, strict=True)), "slower": slower, "faster": faster}
+                | vars(found)
+            )
+    return rows
+
+
+comparisons = pd.DataFrame([row for name in campaigns for row in comparison_rows(name)], columns=COMPARISON_COLUMNS)
+save(comparisons, "comparisons")
+for row in comparisons[comparisons["input"] == "sequential"].itertuples():
+    verdict = "" if row.different else ": **no difference** that this campaign can tell"
+    display(
+        Markdown(
+            f"{row.campaign}, {row.device}, {row.threads} thread{'s' if row.threads > 1 else ''}, {row.network}: "
+            f"{row.slower} takes {row.ratio:.3g} times as long as {row.faster} ({row.lo:.3g} to {row.hi:.3g}){verdict}."
+        )
+    )
+
+# %% [markdown]
+# ## Where the time goes
+#
+# Phases are timed in steps of their own that end each phase with a synchronisation, so their sum can exceed the step.
+
+# %%
+profiled = {name: profile_cases(campaign) for name, campaign in campaigns.items()}
+phases = pd.DataFrame(
+    [
+        {"campaign": name, "case_id": case.case_id, **{key: getattr(case, key) for key in CASE}}
+        | {"phase": phase, "time_s": seconds}
+        for name, cases in profiled.items()
+        for case in cases.itertuples()
+        for phase, seconds in phase_medians(campaigns[name], case.case_id).items()
+    ],
+    columns=["campaign", "case_id", *CASE, "phase", "time_s"],
+)
+save(phases, "phases")
+
+for setting, part in phases[phases["workers"] == 1].groupby(SETTING):
+    figure = figures.phases(part, f"Where the step's time goes, measured ({words(setting)})")
+    style.save(figure, folder / named("phases", setting))
+    display(figure)
+
+# %%
+total = phases.groupby(["campaign", "case_id"])["time_s"].sum().rename("phases_s")
+share = phases.join(total, on=["campaign", "case_id"])
+share["share"] = share["time_s"] / share["phases_s"]
+sums = steps.merge(total, on=["campaign", "case_id"])
+for setting, part in share.groupby(SETTING):
+    backward, reading = (part[part["phase"] == phase]["share"] for phase in ("backward", "io"))
+    same = sums[(sums[SETTING] == pd.Series(setting, SETTING)).all(axis=1)]
+    over = same["phases_s"] / same["median_s"] - 1
+    display(
+        Markdown(
+            f"{words(setting)}: backward takes {backward.min():.0%} to {backward.max():.0%} of a step, reading the "
+            f"input {reading.min():.1%} to {reading.max():.1%}. The phases' sum lies {over.min():+.1%} to "
+            f"{over.max():+.1%} off the whole step."
+        )
+    )
+
+# %% [markdown]
+# ## Layer profiles
+#
+# Timing a layer on its own costs a synchronisation and keeps it from being fused with its neighbours. So the layers
+# give the *shares*, the passes timed in one piece the seconds: the layer times are scaled to add up to $t_f$ and
+# $t_b$. The scale is the part that the layers do not explain; far from 1, believe the shares less.
+
+# %%
+layer_tables, fit_rows = [], []
+for name, cases in profiled.items():
+    for case in cases.itertuples():
+        network = build(case.network, size=case.size)
+        profile = layer_profile(campaigns[name], network, case.case_id)
+        table = pd.DataFrame({"campaign": name, "case_id": case.case_id, "layer": profile.layers})
+        for column in ("forward_s", "backward_s"):
+            table[column] = getattr(profile, column)
+        for column in ("parameter_bytes", "activation_bytes"):
+            table[column] = getattr(profile, column).astype(int)
+        layer_tables.append(table)
+        fit_rows += [
+            {"campaign": name, "case_id": case.case_id, "framework": case.framework, "network": case.network}
+            | {"pass": key, **vars(fit), "scale": fit.scale, "unexplained": fit.unexplained}
+            for key, fit in pass_fits(campaigns[name], network, case.case_id).items()
+        ]
+LAYER_COLUMNS = ["campaign", "case_id", "layer", "forward_s", "backward_s", "parameter_bytes", "activation_bytes"]
+FIT_COLUMNS = ["campaign", "case_id", "framework", "network", "pass", "whole_s", "layers_s", "scale", "unexplained"]
+layers = pd.concat(layer_tables) if layer_tables else pd.DataFrame(columns=LAYER_COLUMNS)
+fits = pd.DataFrame(fit_rows, columns=FIT_COLUMNS)
+save(layers[LAYER_COLUMNS], "layers")
+save(fits, "fits")
+shown = fits.assign(**{"scale of layer times": fits["scale"].map(lambda scale: f"{scale:.2f}")})
+shown.pivot_table(
+    index=["campaign", "network", "framework", "case_id"],
+    columns="pass",
+    values="scale of layer times",
+    aggfunc="first",
+)

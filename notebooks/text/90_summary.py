@@ -1,0 +1,250 @@
+# %% [markdown]
+# # What does one training step cost, and why?
+#
+# In which framework, on which machine, on how many of them: one sentence an answer. What the project says to others
+# rests on committed campaigns and published figures; what this machine measured is shown apart, at the end.
+
+# %% tags=["parameters"]
+out: str = ""
+link: str = "10gbe"
+workers: int = 16
+
+# %%
+import pandas as pd
+from IPython.display import Markdown, display
+
+from steptime.core.errors import InputError
+from steptime.core.files import project_root, write_json, write_text
+from steptime.core.step import SCHEDULES
+from steptime.notebook import out_folder
+from steptime.report import figures, style
+
+root = project_root()
+folder = out_folder(out, "summary")
+style.use()
+SETTING = ["device", "dtype", "threads"]
+
+
+def read(stage: str, name: str) -> pd.DataFrame:
+    """A table that an earlier stage derived."""
+    path = root / f"data/derived/{stage}/{name}.csv"
+    if not path.is_file():
+        raise InputError(f"{path}: is missing; run `steptime run {stage}` (or `make study`) first")
+    return pd.read_csv(path)
+
+
+steps, phases, comparisons = (read("fit", name) for name in ("steps", "phases", "comparisons"))
+speed_up, published_steps, rule = (read("predict", name) for name in ("speed_up", "published_steps", "merging"))
+asked = speed_up[(speed_up["link"] == link) & (speed_up["workers"] == workers)]
+if len(speed_up) and asked.empty:
+    known = f"links {', '.join(speed_up['link'].unique())}; workers {sorted(speed_up['workers'].unique())}"
+    raise InputError(f"summary: {link}, {workers} workers: were not predicted; there are {known}")
+
+# %% [markdown]
+# Of a campaign's settings one is its main one: a GPU before a CPU, then the fewest threads.
+
+# %%
+
+
+def span(values: pd.Series, form: str) -> str:
+    """Smallest to largest value in words."""
+    return " to ".join(dict.fromkeys([form.format(values.min()), form.format(values.max())]))
+
+
+def main_setting(campaign: str) -> dict:
+    """The device, dtype and threads that the campaign's answers are about."""
+    own = steps.loc[(steps["campaign"] == campaign) & (steps["input"] == "sequential"), SETTING].drop_duplicates()
+    ranked = own.assign(is_cpu=own["device"] == "cpu", other=own["dtype"] != "float32")
+    return ranked.sort_values(["is_cpu", "other", "threads", "dtype"])[SETTING].iloc[0].to_dict()
+
+
+def part_of(table: pd.DataFrame, campaign: str) -> pd.DataFrame:
+    """The campaign's rows at its main setting, input read in sequence, one worker."""
+    wanted = {"campaign": campaign, **main_setting(campaign), "input": "sequential"}
+    for name, value in wanted.items():
+        if name in table.columns:
+            table = table[table[name] == value]
+    return table
+
+
+def where(campaign: str) -> str:
+    """The campaign and its main setting in words."""
+    chosen = main_setting(campaign)
+    return f"{campaign}: {chosen['device']}, {chosen['threads']} thread{'s' if chosen['threads'] > 1 else ''}"
+
+
+def which_framework(campaign: str) -> str:
+    """Which framework is faster, on how many networks, by how much."""
+    pairs = part_of(comparisons, campaign)
+    if pairs.empty:
+        return f"No two frameworks were measured ({where(campaign)})."
+    apart = pairs[pairs["different"]]
+    said = [
+        f"{name} is faster on {', '.join(won['network'])} (by {span(won['ratio'], '{:.2f}')} times)"
+        for name, won in apart.groupby("faster")
+    ]
+    equal = ", ".join(pairs.loc[~pairs["different"], "network"])
+    if equal:
+        said.append(f"no difference can be told on {equal}")
+    return f"{'; '.join(said)} ({where(campaign)}; measured, paired by round, at 1 %)."
+
+
+def where_time_goes(campaign: str) -> str:
+    """The share of backward, forward and reading in a step."""
+    part = part_of(phases, campaign)
+    shares = part["time_s"] / part.groupby("case_id")["time_s"].transform("sum")
+    of = {phase: span(shares[part["phase"] == phase], "{:.0%}") for phase in ("backward", "forward", "io")}
+    return (
+        f"Backward takes {of['backward']} of a step, forward {of['forward']}, reading the input {of['io']} "
+        f"({where(campaign)}; measured)."
+    )
+
+
+def many_workers(campaign: str) -> str:
+    """The modelled speed-up of each schedule."""
+    part = part_of(asked, campaign)
+    said = {name: span(part.loc[part["schedule"] == name, "speed_up"], "{:.3g}") for name in SCHEDULES}
+    return (
+        f"{workers} such machines on {link} would be {said['merged']} times as fast as one with merged gradients, "
+        f"{said['wait_free']} times with one message a layer, {said['end_of_backward']} times with one message after "
+        f"backward ({where(campaign)}; modelled)."
+    )
+
+
+def answers_of(campaign: str) -> list[str]:
+    """The campaign's answers that its tables allow."""
+    found = [which_framework(campaign)]
+    if len(part_of(phases, campaign)):
+        found.append(where_time_goes(campaign))
+    if len(part_of(asked, campaign)):
+        found.append(many_workers(campaign))
+    return found
+
+
+def headline_table(campaigns: list[str]) -> pd.DataFrame:
+    """One row a network (and campaign): step time in each framework, which is faster, modelled speed-up of that one."""
+    rows = []
+    for campaign in campaigns:
+        part = part_of(steps, campaign)
+        for (network, batch), of_network in part.groupby(["network", "batch"], sort=False):
+            best = of_network.loc[of_network["median_s"].idxmin(), "framework"]
+            pairs = part_of(comparisons, campaign)
+            pairs = pairs[(pairs["network"] == network) & (pairs["batch"] == batch)]
+            predicted = part_of(asked, campaign).query(
+                "network == @network and batch == @batch and framework == @best and schedule == 'merged'"
+            )
+            rows.append(
+                {"campaign": campaign, "network": network, "batch": int(batch)}
+                | {f"{row.framework}_s": row.median_s for row in of_network.itertuples()}
+                | {
+                    "faster": best if len(pairs) and pairs["different"].all() else "–",
+                    f"speed-up, {workers} workers (modelled)": (
+                        float(predicted["speed_up"].iloc[0]) if len(predicted) else None
+                    ),
+                }
+            )
+    table = pd.DataFrame(rows)
+    return table if len(campaigns) > 1 else table.drop(columns="campaign")
+
+
+def draw(campaigns: list[str], title: str):
+    """Step times of the campaigns' main settings."""
+    parts = [part_of(steps, campaign) for campaign in campaigns]
+    if len(campaigns) > 1:
+        parts = [part.assign(network=part["network"] + ", " + part["campaign"]) for part in parts]
+    return figures.step_times(pd.concat(parts), title)
+
+
+def draw_speed_up(campaign: str):
+    """Modelled speed-up of the framework named first, at the link asked for."""
+    part = part_of(speed_up, campaign)
+    part = part[(part["link"] == link) & (part["framework"] == sorted(part["framework"])[0])]
+    return figures.speed_up(part, title=f"Speed-up, modelled: {link}, {part['framework'].iloc[0]} ({campaign})")
+
+
+def named(tables: pd.DataFrame) -> list[str]:
+    """Campaigns in the table, sorted."""
+    return sorted(tables["campaign"].unique())
+
+
+# %% [markdown]
+# ## Committed campaigns and published figures
+
+# %%
+committed = named(steps[(steps["campaign"] != "local") & (steps["input"] == "sequential")])
+answers: list[dict] = []
+for campaign in committed:
+    first, *others = answers_of(campaign)
+    answers.append({"text": first, "figure": "headline.svg" if campaign == committed[0] else None})
+    answers += [{"text": text, "figure": None} for text in others]
+    if len(part_of(asked, campaign)):
+        answers[-1]["figure"] = f"speed-up-{campaign}.svg"
+        style.save(draw_speed_up(campaign), folder / f"figures/speed-up-{campaign}.svg")
+
+line = published_steps[published_steps["how"] == "line through the log"]
+curves = pd.concat(
+    [
+        line.assign(kind="modelled"),
+        line.assign(kind="measured", speed_up=line["measured_speed_up"]),
+    ]
+).rename(columns={"nodes": "workers"})
+style.save(
+    figures.speed_up(curves, panel=None, title="GoogLeNet on K80 nodes: speed-up, measured (published) and modelled"),
+    folder / "figures/published.svg",
+)
+answers += [
+    {
+        "text": "From the published layer log of one schedule, the published steps of all three on "
+        f"{span(line['nodes'], '{}')} K80 nodes are predicted to within {span(line['error'], '{:+.1%}')} (modelled).",
+        "figure": "published.svg",
+    },
+    {
+        "text": f"The published rule for merging gradients is up to {rule['rule_above_optimum'].max():.0%} slower than "
+        "the best grouping, where backward does not hide the communication (modelled).",
+        "figure": None,
+    },
+]
+display(Markdown("\n".join(f"{place}. {answer['text']}" for place, answer in enumerate(answers, start=1))))
+
+# %%
+headline = None
+if committed:
+    figure = draw(committed, "Time of one training step, measured")
+    style.save(figure, folder / "figures/headline.svg")
+    table = headline_table(committed)
+    write_text(folder / "derived/headline.csv", table.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
+    headline = {
+        "figure": "headline.svg",
+        "caption": "Median step with its 95 % interval over processes, measured; speed-up of the faster framework over "
+        f"{link}, merged gradients, modelled ({'; '.join(map(where, committed))}).",
+        "columns": list(table.columns),
+        "table": table.astype(object).where(table.notna(), None).to_dict("records"),
+    }
+    display(figure, table)
+else:
+    display(Markdown("No campaign is committed yet: `steptime campaign add NAME` makes one part of the study."))
+write_json(
+    folder / "derived/summary.json",
+    {
+        "question": "What does one training step cost, in which framework, on which machine, on how many, and why?",
+        "answers": answers,
+        "headline": headline,
+        "campaigns": committed,
+    },
+)
+
+# %% [markdown]
+# ## This machine
+#
+# Not part of the study: what was measured where this page was made.
+
+# %%
+if "local" in set(steps.loc[steps["input"] == "sequential", "campaign"]):
+    figure = draw(["local"], "Time of one training step, measured (this machine)")
+    style.save(figure, folder / "figures/local.svg")
+    table = headline_table(["local"])
+    write_text(folder / "derived/local.csv", table.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
+    display(Markdown("\n".join(f"{place}. {text}" for place, text in enumerate(answers_of("local"), start=1))))
+    display(figure, table)
+else:
+    display(Markdown("This machine has not been measured: `steptime run measure`."))
