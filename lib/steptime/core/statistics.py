@@ -9,7 +9,7 @@ Medians are compared on the log scale: a slow machine multiplies, and a ratio is
 
 The intervals are Student's. The percentile bootstrap would be the habit, but with 3 to 10 processes it resamples 3 to
 10 numbers: its interval is that of a normal distribution with the variance divided by n instead of n - 1, so that a
-nominal 95 % covers about 80 % of the time with 3 processes and 87 % with 5 (tests/unit/test_statistics.py shows it).
+nominal 95 % covers 75 % of the time with 3 processes and 84 % with 5 (tests/unit/test_statistics.py shows it).
 """
 
 from dataclasses import dataclass
