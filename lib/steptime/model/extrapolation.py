@@ -28,17 +28,21 @@ from steptime.model.observations import STEPS, check_observed, check_points
 
 LEVEL_Z = 1.645
 """Half width of a normal 90 % interval in standard deviations."""
-SOFTNESS = 0.3
+SOFTNESS = 0.15
 """Width of the softplus in units of C; chosen on the Pollux fit file (0.05 to 0.6 differ by 0.5 points)."""
 MARGIN = 0.1
 """Another form replaces the expected one when its error on left-out scales is smaller by this share."""
-GROWTH_SD = 0.08
+GROWTH_SD = 0.12
 """Relative standard deviation of S for each doubling of the workers beyond the last observed scale."""
+DRIFT_SD = 0.02
+"""Relative standard deviation of T for each such doubling: what was hidden until then and comes to light."""
 NAMES = ("compute_s", "batch_share", "overlap", "contention", "out_s", "in_over_out", "latency_over_out", "jitter")
 C, Q, O, H, V, RHO, LAT, JITTER = range(len(NAMES))
-PRIOR_MEAN = np.array([np.nan, 1.0, 0.0, -2.5, np.nan, -0.7, -3.0, -4.5])
+PRIOR_MEAN = np.array([np.nan, 1.0, 0.0, -2.5, np.nan, -0.7, -4.0, -4.5])
 PRIOR_SD = np.array([2.0, 1.5, 1.0, 1.0, 1.5, 1.5, 1.5, 1.0])
 """Priors of the parameters (log or logit); those of c and v are centred on the group's own times."""
+METHOD_PRIOR = {"BSP": {O: -2.0}, "WFBP": {LAT: -2.5}}
+"""What a method's name says: BSP overlaps nothing; WFBP sends a message a layer, so that latency counts more."""
 NODE_SD, BATCH_SD = 0.3, 0.1
 
 
@@ -120,18 +124,31 @@ class Fit:
         hidden = np.logaddexp(0, -overlap / SOFTNESS)
         return np.log(c + width * (np.logaddexp(0, (s - overlap * c) / width) - hidden))
 
+    def jacobian(self, at: Points, theta: np.ndarray) -> np.ndarray:
+        """Derivatives of log T by the parameters and factors, shape (points, parameters); forward differences.
+
+        The factors act through C or S alone, so that two differences serve them all; these are the last two columns.
+        """
+        step = 1e-6
+        shifted = [self.log_time(at, theta + step * row) for row in np.eye(len(theta))[: len(NAMES)]]
+        shifted += [self.log_time(at, theta, comm=step), self.log_time(at, theta, compute=step)]
+        slopes = (np.array(shifted) - self.log_time(at, theta)).T / step
+        by_comm, by_compute = slopes[:, -2:-1], slopes[:, -1:]
+        by_node = by_comm * (at.nodes[:, None] == self.nodes)
+        by_batch = by_compute * (at.batch[:, None] == self.batches)
+        return np.hstack([slopes[:, :-2], by_node, by_batch, by_comm, by_compute])
+
     def predict(self, at: Points) -> tuple[np.ndarray, np.ndarray]:
         """log T and its standard deviation at the points."""
         centre = self.log_time(at)
-        step = 1e-4
-        jacobian = np.array([self.log_time(at, self.theta + step * row) - centre for row in np.eye(len(self.theta))]) / step
-        variance = np.einsum("ip,ij,jp->p", jacobian, self.covariance, jacobian) + self.spread**2
-        to_comm = (self.log_time(at, comm=step) - centre) / step
-        to_compute = (self.log_time(at, compute=step) - centre) / step
+        slopes = self.jacobian(at, self.theta)
+        own, to_comm, to_compute = slopes[:, :-2], slopes[:, -2], slopes[:, -1]
+        variance = np.einsum("pi,ij,pj->p", own, self.covariance, own) + self.spread**2
         doublings = np.maximum(np.log2(at.workers / self.largest), 0.0)
-        new_node = (at.nodes > 1) & ~np.isin(at.nodes, self.nodes)
-        variance += to_comm**2 * ((GROWTH_SD * doublings) ** 2 + new_node * min(self.prior.node_sd, 0.1) ** 2)
-        variance += to_compute**2 * ~np.isin(at.batch, self.batches) * min(self.prior.batch_sd, 0.1) ** 2
+        new_node = (at.nodes > 1) & ~np.isin(at.nodes, self.nodes) & bool(len(self.nodes))
+        new_batch = ~np.isin(at.batch, self.batches) & bool(len(self.batches))
+        variance += (DRIFT_SD * doublings) ** 2 + to_comm**2 * ((GROWTH_SD * doublings) ** 2 + new_node * self.prior.node_sd**2)
+        variance += to_compute**2 * new_batch * self.prior.batch_sd**2
         return centre, np.sqrt(variance)
 
     def describe(self) -> str:
@@ -151,10 +168,16 @@ def _effect(values: np.ndarray, levels: np.ndarray, at: np.ndarray) -> np.ndarra
     return np.where(levels[place] == at, values[place], 0.0)
 
 
+def _levels(values: np.ndarray) -> np.ndarray:
+    """The distinct values, where there are enough to tell what each has of its own from the trend."""
+    levels = np.unique(values)
+    return levels if len(levels) >= 2 else levels[:0]
+
+
 def fit_group(rows: pd.DataFrame, form: Form, prior: Prior, batch_unit: float) -> Fit:
     """The most probable parameters of one group given its rows (possibly none)."""
     at, seen = Points.of(rows), np.log(rows["step_time_s"].to_numpy(float))
-    nodes, batches = np.unique(at.nodes[at.nodes > 1]), np.unique(at.batch)
+    nodes, batches = _levels(at.nodes[at.nodes > 1]), _levels(at.batch)
     mean = np.r_[prior.mean, np.zeros(len(nodes) + len(batches))]
     sd = np.r_[prior.sd, np.full(len(nodes), prior.node_sd), np.full(len(batches), prior.batch_sd)]
     largest = at.workers.max() if len(at.workers) else 1.0
@@ -162,7 +185,11 @@ def fit_group(rows: pd.DataFrame, form: Form, prior: Prior, batch_unit: float) -
     if rows.empty:
         return fit
     found = least_squares(
-        lambda theta: np.r_[(fit.log_time(at, theta) - seen) / prior.noise, (theta - mean) / sd], mean, loss="soft_l1"
+        lambda theta: np.r_[(fit.log_time(at, theta) - seen) / prior.noise, (theta - mean) / sd],
+        mean,
+        jac=lambda theta: np.vstack([fit.jacobian(at, theta)[:, :-2] / prior.noise, np.diag(1 / sd)]),
+        loss="soft_l1",
+        ftol=1e-6,
     )
     covariance = np.linalg.inv(found.jac.T @ found.jac)
     residual = np.abs(fit.log_time(at, found.x) - seen)
@@ -213,6 +240,8 @@ def fit_groups(observed: pd.DataFrame, forms: dict[str, Form]) -> dict[str, Fit]
     for group, table in tables.items():
         times = (table if len(table) else observed)["step_time_s"]
         mean = PRIOR_MEAN.copy()
+        for j, centre in METHOD_PRIOR.get(group.split("|")[-1].split("-")[0], {}).items():
+            mean[j] = centre
         mean[C], mean[V] = np.log(0.7 * times.min()), np.log(0.5 * times.median())
         alone[group] = fit_group(table, forms[group], Prior(mean, PRIOR_SD, noise=noise), units[group])
     if len(forms) == 1:
@@ -255,8 +284,8 @@ def shared_priors(fits: dict[str, Fit]) -> dict[str, Prior]:
 
 
 def _pooled_effect(fits: dict[str, Fit], part, floor: float, default: float) -> float:
-    """Root mean square of the factors of groups that have three or more levels."""
-    found = [part(fit) for fit in fits.values() if len(part(fit)) >= 3]
+    """Root mean square of the factors of all groups that have some."""
+    found = [part(fit) for fit in fits.values() if len(part(fit))]
     return float(np.clip(np.sqrt(np.mean(np.concatenate(found) ** 2)), floor, default)) if found else default
 
 
