@@ -47,12 +47,12 @@ def test_the_checks_see_planted_faults(browser: object, tmp_path: Path) -> None:
     page = tmp_path / "faulty.html"
     page.write_text(
         "<meta name=viewport content='width=device-width'>"
-        "<p style='width: 500px'>wide</p><p style='width: 50px; overflow: hidden; white-space: nowrap'>much too long</p>"
+        "<p style='width: 500px'>wide</p><p style='width: 50px; overflow: hidden; white-space: nowrap'>long, long</p>"
         "<p style='color: #999'>faint</p><svg width=50 height=20><text x=40 y=15>outside</text></svg><img src=none.png>"
     )
     browser.get(page.as_uri())
     found = "\n".join(browser.execute_script(FAULTS))
-    for fault in ("document is", "sticks out: P.: wide", "cut off: P.: much too long", "outside its figure: outside"):
+    for fault in ("document is", "sticks out: P.: wide", "cut off: P.: long, long", "outside its figure: outside"):
         assert fault in found
     assert [line[5:] for line in browser.execute_script(FAINT)] == ["P.: faint"]
     assert any("none.png" in entry["message"] for entry in browser.get_log("browser"))

@@ -110,6 +110,12 @@ def test_campaigns_show_what_did_not_run_what_was_disturbed_and_which_is_local(b
     assert "0123456789" in text
 
 
+def test_each_page_says_which_campaigns_it_shows(built: Path) -> None:
+    named = {page: [link.get_text() for link in _soup(built, page).select(".origin a")] for page in PAGES[3:]}
+    both = ["planted-laptop", "local"]
+    assert named == {"index": both, "measure": ["local"], "predict": ["planted-laptop"], "summary": both}
+
+
 def test_the_index_gives_question_answers_headline_and_counts(built: Path) -> None:
     soup = _soup(built, "index")
     assert soup.h1.get_text().startswith("What does one training step cost")

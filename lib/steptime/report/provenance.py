@@ -8,6 +8,9 @@ import pandas as pd
 
 from steptime.core.campaign import Campaign, read_campaign
 
+MEASURING = ("machine", "measure")
+"""Stages that measure here: their pages are about this machine."""
+
 CASE = ["framework", "network", "size", "batch", "dtype", "device", "threads", "workers", "input"]
 
 
@@ -101,11 +104,11 @@ def recorded(root: Path) -> list[Recorded]:
 
 
 def campaigns_of(stage: str, root: Path, known: list[Recorded]) -> list[Recorded]:
-    """The campaigns whose rows are in the stage's derived tables; all of them where no table names one."""
-    names: set[Any] = set()
+    """The campaigns that a stage's page shows: this machine's for the stages that measure, else those whose rows are in
+    its derived tables; all of them where no table names one."""
+    names: set[Any] = {"local"} if stage in MEASURING else set()
     for path in sorted((root / "data" / "derived" / stage).glob("*.csv")):
-        table = pd.read_csv(path, nrows=0)
-        if "campaign" in table.columns:
+        if "campaign" in pd.read_csv(path, nrows=0).columns:
             names |= set(pd.read_csv(path, usecols=["campaign"])["campaign"])
     used = [item for item in known if item.name in names]
     return used or known
