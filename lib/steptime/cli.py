@@ -50,7 +50,7 @@ def _root() -> Path:
 
 @contextmanager
 def _progress(name: str) -> Iterator[Callable[[str], None]]:
-    """A function that shows a line of progress: on a terminal as a bar, where the line holds "3/17", else in a log."""
+    """A function that shows a line of progress: on a terminal as a bar ("round 2/5 run 3/17"), else in a log."""
     if not sys.stderr.isatty():
         yield lambda line: click.echo(f"{name}: {line}", err=True)
         return
@@ -62,10 +62,12 @@ def _progress(name: str) -> Iterator[Callable[[str], None]]:
         task = bar.add_task("", total=None)
 
         def show(line: str) -> None:
-            count = re.search(r"(\d+)/(\d+)", line)
             bar.update(task, description=line)
-            if count:
-                bar.update(task, completed=int(count[1]), total=int(count[2]))
+            done, total = 0, 1
+            for number, of in re.findall(r"(\d+)/(\d+)", line):
+                done, total = done * int(of) + int(number) - 1, total * int(of)
+            if total > 1:
+                bar.update(task, completed=done + 1, total=total)
 
         yield show
 

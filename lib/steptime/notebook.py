@@ -181,7 +181,7 @@ def check_inputs(root: Path, name: str, values: dict[str, Any]) -> None:
         return
     from steptime.core.campaign import read_campaign
     from steptime.core.claims import read_paper
-    from steptime.core.machine import read_machine
+    from steptime.core.machine import read_link, read_machine
 
     for folder in campaign_folders(root).values():
         read_campaign(folder)
@@ -189,6 +189,8 @@ def check_inputs(root: Path, name: str, values: dict[str, Any]) -> None:
         read_paper(path)
     for path in sorted((root / "data/machines").glob("*.yaml")):
         read_machine(path)
+    for path in sorted((root / "data/machines/links").glob("*.yaml")):
+        read_link(path.parent, path.stem)
 
 
 # ------------------------------------------------------------------------------------------------------------ running

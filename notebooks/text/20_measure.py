@@ -155,7 +155,7 @@ missed = campaign.runs[campaign.runs["status"] != "finished"]
 if missed.empty:
     print("Every case was measured.")
 else:
-    display(missed[["case_id", "round", "status", "reason"]].set_index("case_id"))
+    display(missed.set_index(CASE)[["status", "reason"]])
 why = campaign.runs["stop_reason"].dropna().str.split(",").str[0].unique()
 meaning = {
     "target": f"every interval is within {plan.target_half_width:.0%} of its median",
