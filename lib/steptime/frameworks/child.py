@@ -31,9 +31,7 @@ class Child:
     requests are the commands of worker.py.
     """
 
-    def __init__(
-        self, setting: str, device: str = "cpu", cores: Sequence[int] | None = None, threads: int = 1
-    ) -> None:
+    def __init__(self, setting: str, device: str = "cpu", cores: Sequence[int] | None = None, threads: int = 1) -> None:
         if setting not in SETTINGS:
             raise InputError(f"framework = {setting!r}: unknown; known: {', '.join(SETTINGS)}")
         if device not in ("cpu", "cuda"):

@@ -75,13 +75,19 @@ class Prefetched(object):
 
     def __init__(self, images):
         self._ready = queue.Queue(maxsize=1)
+        self._open = True
         thread = threading.Thread(target=self._fill, args=(images,))
         thread.daemon = True
         thread.start()
 
     def _fill(self, images):
-        while True:
+        while self._open:
             self._ready.put(images.read())
+
+    def close(self):
+        """Let the thread end: it waits for room, or soon will."""
+        self._open = False
+        self._ready.get()
 
     def read(self):
         return self._ready.get()
@@ -112,7 +118,7 @@ class Covariates(object):
     """What else happened during a sample. Read outside the timed region; a value the system lacks is None."""
 
     def __init__(self):
-        self._cores = set("cpu%d" % core for core in os.sched_getaffinity(0))
+        self._cores = {"cpu%d" % core for core in os.sched_getaffinity(0)}
         self._tick_s = 1 / os.sysconf("SC_CLK_TCK")
 
     def run_delay_s(self):
@@ -168,6 +174,8 @@ class Worker(object):
         if dtype != "float32":
             raise ValueError("dtype = %r: not built yet; known: float32" % dtype)
         adapter = self._adapter()
+        if isinstance(self._source, Prefetched):
+            self._source.close()
         self._trainer = self._source = None
         images = Images(network["input_shape"], network["classes"], batch, seed, adapter.CHANNELS_LAST)
         weights = initial_weights(network, seed)
@@ -177,8 +185,9 @@ class Worker(object):
         return {"parameters": self._trainer.parameter_count(), "shapes": self._trainer.shapes(images.first()[0])}
 
     def steps(self, count):
+        check_count(count)
         step, read, covariates = self._ready().step, self._source.read, Covariates()
-        samples, losses = [], []
+        losses, samples = [], []
         delay, steal = covariates.run_delay_s(), covariates.steal_s()
         for _ in range(count):
             switches = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
@@ -206,6 +215,7 @@ class Worker(object):
         return {"samples": samples, "loss_first": losses[0], "loss_last": losses[-1]}
 
     def bare(self, count):
+        check_count(count)
         step, read = self._ready().step, self._source.read
         start = time.perf_counter()
         for _ in range(count):
@@ -214,6 +224,7 @@ class Worker(object):
         return {"total_s": time.perf_counter() - start}
 
     def phases(self, count):
+        check_count(count)
         trainer, samples = self._ready(), []
         for _ in range(count):
             start = time.perf_counter()
@@ -223,6 +234,7 @@ class Worker(object):
         return {"samples": samples}
 
     def layers(self, count):
+        check_count(count)
         trainer = self._ready()
         return {"samples": [trainer.layer_times(*self._source.read()) for _ in range(count)]}
 
@@ -250,6 +262,11 @@ class Worker(object):
         if self._trainer is None:
             raise ValueError("no network is built; send build first")
         return self._trainer
+
+
+def check_count(count):
+    if not isinstance(count, int) or count < 1:
+        raise ValueError("count = %r: must be a whole number above 0" % (count,))
 
 
 def process_peak_bytes():

@@ -22,10 +22,11 @@ def ceil_mode_padding(length: int, kernel: int, stride: int, pad: int) -> tuple[
     """Padding (before, after) that makes a plain pooling give what Caffe's pooling gives.
 
     Caffe rounds the number of windows up and drops a last window that would start in the padding
-    (`pooling_layer.cpp`, PoolingLayer::Reshape). The padding after can be less than `pad` or more.
+    (`pooling_layer.cpp`, PoolingLayer::Reshape); without padding, where it keeps a last window that starts past the
+    input and is empty, it is dropped here, too. The padding after can be less than `pad` or more.
     """
     windows = -(-(length + 2 * pad - kernel) // stride) + 1
-    if pad and (windows - 1) * stride >= length + pad:
+    if (windows - 1) * stride >= length + pad:
         windows -= 1
     return pad, max(0, (windows - 1) * stride + kernel - length - pad)
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any
 
 from steptime.core.errors import InputError
@@ -204,8 +204,8 @@ def build(name: str, size: str = "quick", **variant: Any) -> Network:
 
 def _check(name: str, key: str, value: Any, deepest: int | None) -> None:
     where = f"network {name}: {key} = {value!r}"
-    number, what = (Real, "number") if key == "width" else (Integral, "whole number")
+    number, what = (float | Integral, "number") if key == "width" else (Integral, "whole number")
     if isinstance(value, bool) or not isinstance(value, number) or not math.isfinite(value) or value <= 0:
         raise InputError(f"{where}: must be a {what} above 0")
-    if key == "depth" and deepest is not None and value > deepest:
+    if key == "depth" and deepest is not None and int(value) > deepest:
         raise InputError(f"{where}: must be at most {deepest}, the depth of the published network")

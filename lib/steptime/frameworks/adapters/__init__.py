@@ -20,6 +20,8 @@ layer_times(images, labels) -> [{layer, forward_s, backward_s}]
     belongs to no layer. Backward includes summing the gradients of an output that feeds several layers.
 gradients(images, labels) -> {"outputs", "loss", parameter name: gradient}
     at the present weights, dropout off, in the description's layout.
+layer_by_layer(images, labels) -> (the same, {parameter name: the gradient that came out, in the framework's layout})
+arrays({parameter name: tensor}) -> {parameter name: array in the description's layout}
 flops(images, labels) -> {forward, backward}
     of convolutions and dense layers, one sample, counted by the framework's own counter; None where it has none.
 shapes(images) -> {layer: shape of its output in the description's layout, without the batch}

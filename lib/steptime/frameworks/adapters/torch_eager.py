@@ -69,9 +69,7 @@ def operation(layer):
             return lambda x, w, training: F.max_pool2d(x[0], s["kernel"], s["stride"], begin, ceil_mode=True)
         top, bottom, left, right = s["pad"]
         edges = (left, right, top, bottom)
-        return lambda x, w, training: F.max_pool2d(
-            F.pad(x[0], edges, value=-float("inf")), s["kernel"], s["stride"]
-        )
+        return lambda x, w, training: F.max_pool2d(F.pad(x[0], edges, value=-float("inf")), s["kernel"], s["stride"])
     if kind == "avg_pool":
         pad, before = pad_both(s["pad"])
         if before is None:
@@ -107,6 +105,7 @@ class Trainer(object):
         for layer in network["layers"]:
             tensors = [self._weights[parameter["name"]] for parameter in layer["parameters"]]
             self._layers.append((layer["name"], layer["inputs"], tensors, operation(layer)))
+        self._grouped = any(layer["settings"].get("groups", 1) > 1 for layer in network["layers"])
         self._learning_rate = learning_rate
 
     def step(self, images, labels):
@@ -131,6 +130,10 @@ class Trainer(object):
         return {name: end - start for name, start, end in zip(names, times, times[1:])}
 
     def layer_times(self, images, labels):
+        return self.layer_by_layer(images, labels)[0]
+
+    def layer_by_layer(self, images, labels):
+        """(layer times, {parameter: gradient})."""
         x, y = self._to_device(images, labels)
         outputs, runs = {"input": x}, []
         for name, sources, weights, run in self._layers:
@@ -143,7 +146,7 @@ class Trainer(object):
             runs.append((name, sources, weights, inputs, output, forward_s))
         last = outputs[self._layers[-1][0]].detach().requires_grad_()
         upstream = {self._layers[-1][0]: torch.autograd.grad(F.cross_entropy(last, y), last)[0]}
-        times = []
+        times, found = [], {}
         for name, sources, weights, inputs, output, forward_s in reversed(runs):
             start = self._now()
             if output.requires_grad:
@@ -152,19 +155,25 @@ class Trainer(object):
                 gradients = torch.autograd.grad(output, tensors, upstream.pop(name))
                 for (source, _), gradient in zip(wanted, gradients):
                     upstream[source] = upstream[source] + gradient if source in upstream else gradient
+                found.update(zip(weights, gradients[len(wanted) :]))
             backward_s = self._now() - start
             times.append({"layer": name, "forward_s": forward_s, "backward_s": backward_s})
-        return times[::-1]
+        return times[::-1], {name: found[tensor] for name, tensor in self._weights.items()}
 
     def gradients(self, images, labels):
         x, y = self._to_device(images, labels)
         outputs = self._forward(x, False)
         loss = F.cross_entropy(outputs, y)
         gradients = torch.autograd.grad(loss, list(self._weights.values()))
-        arrays = {name: gradient.cpu().numpy() for name, gradient in zip(self._weights, gradients)}
+        arrays = self.arrays(dict(zip(self._weights, gradients)))
         return dict(arrays, outputs=outputs.detach().cpu().numpy(), loss=loss.detach().cpu().numpy())
 
+    def arrays(self, tensors):
+        """{parameter: array} of tensors."""
+        return {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
+
     def flops(self, images, labels):
+        """Backward is None with grouped convolutions: torch 2.13 counts their weight gradients as if not grouped."""
         try:
             from torch.utils.flop_counter import FlopCounterMode
         except ImportError:
@@ -174,10 +183,8 @@ class Trainer(object):
             loss = F.cross_entropy(self._forward(x, False), y)
         with FlopCounterMode(display=False) as backward:
             torch.autograd.grad(loss, list(self._weights.values()))
-        return {
-            "forward": forward.get_total_flops() // self._batch,
-            "backward": backward.get_total_flops() // self._batch,
-        }
+        counted = None if self._grouped else backward.get_total_flops() // self._batch
+        return {"forward": forward.get_total_flops() // self._batch, "backward": counted}
 
     def shapes(self, images):
         found = {}
