@@ -129,8 +129,6 @@ def _environment(device: str, threads: int) -> dict[str, str]:
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TF_NUM_INTRAOP_THREADS")
     environment = {**os.environ, **{name: str(threads) for name in names}, "TF_NUM_INTEROP_THREADS": "1"}
     environment |= {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
-    # Threads that wait go to sleep: an idle child must leave the cores to the one that is timed.
-    environment |= {"OMP_WAIT_POLICY": "PASSIVE"}
     if device == "cpu":
         environment["CUDA_VISIBLE_DEVICES"] = ""
     return environment
