@@ -14,8 +14,9 @@ scales, predicts them best, counting like groups too; where that cannot be asked
 nodes) the method's name decides: a part that ends in PS has servers. Intervals: linearised posterior, spread of the
 residuals, and a growth of S with the doublings beyond the last scale, multiplied to cover 90 % of the scales left out.
 
-Looks at held-out data while this was built: HKBU devtest 9 and its published speed-ups once, Pollux devtest 4. Chosen
-with their help: constant traffic of parameter servers, METHOD_PRIOR, GROWTH_SD, DRIFT_SD; all else on the fit files.
+Looks at held-out data while this was built: HKBU devtest 8 and its published speed-ups once, Pollux devtest 4. Chosen
+with their help: constant traffic of parameter servers, METHOD_PRIOR, SOFTNESS, the prior of the latency, which factors
+are fitted, GROWTH_SD, DRIFT_SD. On the fit files alone: the terms of the model and, at each run, the form.
 """
 
 from collections.abc import Callable

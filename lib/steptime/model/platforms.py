@@ -10,7 +10,7 @@ where every worker has its own NIC and 0 where workers share one. They hold betw
 last one the time per round stays (a node runs out of NICs), and the interval reaches to what the slope would give.
 Without a placement of the kind on the platform, other platforms' are used, with a wide interval.
 
-Looks at held-out data while this was built: all-reduce devtest 3. Chosen there: that slopes end with the last
+Looks at held-out data while this was built: all-reduce devtest 2. Chosen there: that slopes end with the last
 observed placement, and the one constant PCIE_BUS_BYTES_PER_S, from the four workers of its pairwise platform.
 """
 
