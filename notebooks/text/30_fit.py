@@ -134,14 +134,13 @@ def comparison_rows(name: str) -> list[dict]:
 
 comparisons = pd.DataFrame([row for name in campaigns for row in comparison_rows(name)], columns=COMPARISON_COLUMNS)
 save(comparisons, "comparisons")
-for row in comparisons[comparisons["input"] == "sequential"].itertuples():
-    verdict = "" if row.different else ": **no difference** that this campaign can tell"
-    display(
-        Markdown(
-            f"{row.campaign}, {row.device}, {row.threads} thread{'s' if row.threads > 1 else ''}, {row.network}: "
-            f"{row.slower} takes {row.ratio:.3g} times as long as {row.faster} ({row.lo:.3g} to {row.hi:.3g}){verdict}."
-        )
-    )
+sentences = [
+    f"{words(setting)}, {row.network}: {row.slower} takes {row.ratio:.3g} times as long as {row.faster} "
+    f"({row.lo:.3g} to {row.hi:.3g})" + ("" if row.different else ": **no difference** that this campaign can tell")
+    for setting, part in comparisons[comparisons["input"] == "sequential"].groupby(SETTING)
+    for row in part.itertuples()
+]
+display(Markdown("\n".join(f"* {sentence}." for sentence in sentences)))
 
 # %% [markdown]
 # ## Where the time goes

@@ -120,7 +120,8 @@ save(one_device, "one_device")
 SETTING = ["campaign", "device", "dtype", "threads", "input"]
 for (campaign, device, dtype, threads, reading), part in one_device[one_device["workers"] == 1].groupby(SETTING):
     words = f"{campaign}, {device}, {dtype}, {threads} thread{'s' if threads > 1 else ''}, {reading} input"
-    figure = figures.predicted_measured(part, f"Step, modelled over measured ({words})")
+    title = f"Modelled over measured step: {campaign}, {device}, t{threads}, {reading} input"
+    figure = figures.predicted_measured(part, title)
     style.save(figure, folder / f"figures/one-device-{campaign}-{device}-{dtype}-t{threads}-{reading}.svg")
     display(figure)
     text = f"{words}: the model is {span(part['error'])} off the measured step."

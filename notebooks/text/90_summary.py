@@ -12,6 +12,7 @@ workers: int = 16
 # %%
 import pandas as pd
 from IPython.display import Markdown, display
+from matplotlib.figure import Figure
 
 from steptime.core.errors import InputError
 from steptime.core.files import project_root, write_json, write_text
@@ -147,7 +148,7 @@ def headline_table(campaigns: list[str]) -> pd.DataFrame:
     return table if len(campaigns) > 1 else table.drop(columns="campaign")
 
 
-def draw(campaigns: list[str], title: str):
+def draw(campaigns: list[str], title: str) -> Figure:
     """Step times of the campaigns' main settings."""
     parts = [part_of(steps, campaign) for campaign in campaigns]
     if len(campaigns) > 1:
@@ -155,7 +156,7 @@ def draw(campaigns: list[str], title: str):
     return figures.step_times(pd.concat(parts), title)
 
 
-def draw_speed_up(campaign: str):
+def draw_speed_up(campaign: str) -> Figure:
     """Modelled speed-up of the framework named first, at the link asked for."""
     part = part_of(speed_up, campaign)
     part = part[(part["link"] == link) & (part["framework"] == sorted(part["framework"])[0])]
