@@ -89,6 +89,7 @@ def test_every_notebook_runs_and_saves_without_a_change_in_git(browser: object, 
     browser.set_script_timeout(LONGEST_NOTEBOOK_S)
     browser.get(f"{lab}/lab?token={TOKEN}")
     _until(browser, "return !!(window.jupyterapp && window.jupyterapp.commands)")
+    kinds: set[str] = set()
     for name in names:
         result = browser.execute_async_script(RUN_AND_SAVE, f"notebooks/{name}")
         assert "error" not in result, f"{name}: {result['error']}"
@@ -97,7 +98,10 @@ def test_every_notebook_runs_and_saves_without_a_change_in_git(browser: object, 
         assert result["waiting"] == 0, name
         assert result["saved"]["dirty"] is False, name
         assert result["saved"]["status"] in ("idle", "busy"), name
+        kinds |= {kind for output in result["outputs"] for kind in output.get("data", {})}
         _publish(checkout, name.removesuffix(".ipynb").partition("_")[2])
+
+    assert "image/svg+xml" in kinds
 
     changed = {line[3:] for line in _git(checkout, "status", "--porcelain").splitlines()}
     assert changed <= {f"notebooks/{name}" for name in names}

@@ -4,6 +4,7 @@ Frameworks and schedules have one colour everywhere; how a number was got (`kind
 `style.use()` once before.
 """
 
+import textwrap
 from collections.abc import Sequence
 
 import pandas as pd
@@ -33,6 +34,8 @@ SCHEDULE_LABELS = {
 }
 _WIDE_RANGE = 12
 """A larger ratio between the longest and the shortest time is drawn on a logarithmic axis."""
+_MANY_DECADES = 1000
+"""Beyond this ratio only powers of ten are labelled."""
 
 
 def step_times(table: pd.DataFrame, title: str = "Time of one training step") -> Figure:
@@ -130,8 +133,8 @@ def speed_up(
         axes.set_ylabel("speed-up" if number % columns == 0 else "")
     handles = [_line(value, kind) for value, kind in _pairs(table, series)]
     handles.append(Line2D([], [], color=colour("muted"), linewidth=0.9, label="ideal"))
-    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
-    figure.legend(handles=handles, loc="outside lower left", ncols=min(len(handles), 5))
+    figure.suptitle(_lines(title), x=0.01, ha="left", fontsize=11, fontweight="bold")
+    figure.legend(handles=handles, loc="outside lower left", ncols=min(len(handles), 4 if len(handles) < 5 else 3))
     return figure
 
 
@@ -226,7 +229,8 @@ def _times_axis(axes: Axes, ends_s: Sequence[float], label: str) -> None:
     low, high = ends_s
     if low > 0 and high / low > _WIDE_RANGE:
         axes.set_xscale("log")
-        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        between = (1.0, 2.0, 5.0) if high / low < _MANY_DECADES else (1.0,)
+        axes.xaxis.set_major_locator(LogLocator(subs=between))
         axes.xaxis.set_minor_formatter(NullFormatter())
         axes.xaxis.minorticks_off()
     else:
@@ -254,4 +258,9 @@ def _legend(axes: Axes, handles: Sequence[Line2D | Patch], title: str) -> None:
         handletextpad=0.4,
         borderaxespad=0.3,
     )
-    axes.set_title(title, pad=28)
+    axes.set_title(_lines(title), pad=28)
+
+
+def _lines(title: str) -> str:
+    """The title, broken so that it stays within the figure."""
+    return textwrap.fill(title, 58)

@@ -19,6 +19,7 @@ from steptime.report import markup
 
 TEMPLATES = Path(__file__).parent / "templates"
 RESERVED = ("index", "claims", "campaigns", "glossary")
+_LONG_FORMULA = 40
 _FIGURE_MARK = "steptime-figure-{}"
 
 
@@ -55,9 +56,9 @@ class NotebookPage:
 
     @cached_property
     def question(self) -> str:
-        """The lede's first paragraph, as text."""
-        first = BeautifulSoup(self.lede, "html.parser").find("p")
-        return re.sub(r"\s+", " ", first.get_text()).strip() if first else ""
+        """The lede's first sentence, as text."""
+        text = re.sub(r"\s+", " ", BeautifulSoup(self.lede, "html.parser").get_text()).strip()
+        return re.split(r"(?<=[.?!]) (?=[A-Z])", text)[0]
 
 
 def read_pages(folder: Path) -> list[NotebookPage]:
@@ -100,7 +101,9 @@ class _Renderer(IPythonRenderer):
     """Formulas become MathML, so that no script is needed to see them."""
 
     def inline_math(self, body: str) -> str:
-        return convert(body)
+        # one that may be wider than a phone scrolls by itself; a short one stays on the text's baseline
+        formula = convert(body)
+        return f'<span class="formula-inline" tabindex="0">{formula}</span>' if len(body) > _LONG_FORMULA else formula
 
     def block_math(self, body: str) -> str:
         return f'<span class="formula scroll" tabindex="0">{convert(body, display="block")}</span>'
