@@ -6,20 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from chromium import FLAGS
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit"))  # planted_report
 
-FLAGS = (
-    "--headless=new",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-dev-shm-usage",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
 INSTALL = "no Chromium here; install it: sudo apt-get install -y chromium chromium-driver"
 
 
@@ -41,11 +31,3 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
     found.set_page_load_timeout(60)
     yield found
     found.quit()
-
-
-def look(browser: object, width: int, scheme: str, height: int = 900) -> None:
-    """Emulate a screen of `width` CSS pixels that prefers `scheme` (light or dark)."""
-    metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-    features = [{"name": "prefers-color-scheme", "value": scheme}]
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})

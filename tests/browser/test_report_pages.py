@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from conftest import look
+from chromium import look
 from planted_report import claims, plant
 
 from steptime.report.site import build_site
