@@ -1,4 +1,9 @@
-"""How the browser tests start Chromium and choose what it looks like."""
+"""Chromium for the browser tests: Debian's, started here, headless, with a new profile; what it is to look like."""
+
+import shutil
+from collections.abc import Iterator
+
+import pytest
 
 FLAGS = (
     "--headless=new",
@@ -11,6 +16,27 @@ FLAGS = (
     "--disable-component-update",
     "--disable-sync",
 )
+INSTALL = "no Chromium here; install it: sudo apt-get install -y chromium chromium-driver"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
+    """A selenium driver; the module's tests share it."""
+    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if not chromium or not driver:
+        pytest.skip(INSTALL)
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('chromium')}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    found = webdriver.Chrome(options=options, service=Service(driver))
+    found.set_page_load_timeout(60)
+    yield found
+    found.quit()
 
 
 def look(browser: object, width: int, scheme: str, height: int = 900) -> None:

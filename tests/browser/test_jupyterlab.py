@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+pytest_plugins = ["chromium"]  # the browser fixture
+
 ROOT = Path(__file__).resolve().parents[2]
 TOKEN = "planted"
 LONGEST_NOTEBOOK_S = 420

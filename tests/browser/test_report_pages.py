@@ -9,6 +9,8 @@ from planted_report import claims, plant
 
 from steptime.report.site import build_site
 
+pytest_plugins = ["chromium"]  # the browser fixture
+
 REAL = Path(__file__).resolve().parents[2] / "data" / "reports"
 VIEWS = [(390, "light"), (390, "dark"), (1440, "light"), (1440, "dark")]
 
