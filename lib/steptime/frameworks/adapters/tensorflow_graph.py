@@ -188,7 +188,8 @@ class Trainer(object):
     def layer_by_layer(self, images, labels):
         """(layer times, {parameter: gradient in our layout}).
 
-        Backward is a layer's (forward + backward) less its forward, 0 where noise makes it negative.
+        A layer on its own pays for a call that it does not pay for inside the step's graph: forward is its call less
+        a call that does nothing, backward its (forward + backward) less its forward; 0 where noise makes it negative.
         """
         x, y = self._to_device(images, labels)
         outputs, trained, runs = {"input": x}, {"input": False}, []
@@ -196,15 +197,18 @@ class Trainer(object):
             inputs = [outputs[source] for source in sources]
             wanted = [number for number, source in enumerate(sources) if trained[source]]
             forward, both = self._layer_functions(layer, wanted, run, inputs, variables)
+            nothing = self._empty_call(len(inputs))
             start = self._now()
+            nothing(inputs)
+            called = self._now()
             outputs[name] = forward(inputs, variables)
-            forward_s = self._now() - start
+            forward_s = self._now() - called
             trained[name] = bool(wanted or variables)
-            runs.append((name, sources, wanted, inputs, variables, both, forward_s))
+            runs.append((name, sources, wanted, inputs, variables, both, forward_s, called - start))
         last = self._layers[-1][0]
         upstream = {last: [loss_gradient(outputs[last], y)]}
         times, found = [], {}
-        for name, sources, wanted, inputs, variables, both, forward_s in reversed(runs):
+        for name, sources, wanted, inputs, variables, both, forward_s, call_s in reversed(runs):
             backward_s = 0.0
             if trained[name]:
                 gradients_above = upstream.pop(name)
@@ -215,7 +219,7 @@ class Trainer(object):
                 for number, gradient in zip(wanted, gradients):
                     upstream.setdefault(sources[number], []).append(gradient)
                 found.update(zip((variable.ref() for variable in variables), gradients[len(wanted) :]))
-            times.append({"layer": name, "forward_s": forward_s, "backward_s": backward_s})
+            times.append({"layer": name, "forward_s": max(0.0, forward_s - call_s), "backward_s": backward_s})
         return times[::-1], {name: found[variable.ref()] for name, variable in self._weights.items()}
 
     def gradients(self, images, labels):
@@ -303,6 +307,14 @@ class Trainer(object):
                 above = tf.TensorSpec(forward_graph.output_shapes, forward_graph.output_dtypes)
                 both_graph = tf.function(both, autograph=False).get_concrete_function(above, inputs, variables)
             self._traced[key] = forward_graph, both_graph
+        return self._traced[key]
+
+    def _empty_call(self, inputs):
+        """A graph that hands back the first of that many inputs, whatever their shapes."""
+        key = "nothing", inputs
+        if key not in self._traced:
+            specs = [tf.TensorSpec(None, tf.float32)] * inputs
+            self._traced[key] = tf.function(lambda values: values[0], autograph=False).get_concrete_function(specs)
         return self._traced[key]
 
     def _once(self, name, python_function):
