@@ -1,6 +1,7 @@
 """Shared by all tests: where the checkout is, a copy of it with a tiny study, and how to run commands in one."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,17 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
+MEASURED = ["machine", "measure"]
+DERIVED = ["fit", "predict", "summary", "site"]
+TINY = {
+    "quick.machine.seconds": 0.1,
+    "quick.measure.frameworks": ["torch"],
+    "quick.measure.networks": ["mlp"],
+    "quick.measure.batch": {"mlp": 8},
+    "quick.measure.rounds": 2,
+    "quick.measure.min_rounds": 2,
+    "quick.measure.samples": 10,
+}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -29,12 +41,23 @@ class Checkout:
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         return environment | {"PATH": path, "PYTHONPATH": str(self.root / "lib"), "COLUMNS": "200"}
 
-    def run(self, *command: str, prefix: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    def run(self, *command: str, prefix: tuple[str, ...] = (), **environment: str) -> subprocess.CompletedProcess[str]:
         """Run an entry point of this environment, e.g. ("steptime", "run", "fit"), and capture what it says."""
         executable = str(Path(sys.executable).parent / command[0])
         return subprocess.run(
-            [*prefix, executable, *command[1:]], cwd=self.root, env=self.environment, capture_output=True, text=True
+            [*prefix, executable, *command[1:]],
+            cwd=self.root,
+            env=self.environment | environment,
+            capture_output=True,
+            text=True,
         )
+
+    def repro(self, *arguments: str, prefix: tuple[str, ...] = ()) -> list[str]:
+        """Run `dvc repro`, which must succeed; the stages that it ran, in the pipeline's order."""
+        done = self.run("dvc", "repro", *arguments, prefix=prefix)
+        assert done.returncode == 0, done.stdout + done.stderr
+        stages = set(re.findall(r"Running stage '(\w+)'", done.stdout))
+        return [stage for stage in ("fingerprint", *MEASURED, *DERIVED) if stage in stages]
 
     def git(self, *arguments: str) -> str:
         return subprocess.run(
@@ -70,6 +93,7 @@ def copy_checkout(target: Path) -> Checkout:
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, target / name)
     checkout = Checkout(target)
+    (target / "data/campaigns").mkdir(exist_ok=True)
     checkout.git("init", "--quiet", "--initial-branch=main")
     checkout.git("add", "--all")
     checkout.git("-c", "user.name=t", "-c", "user.email=t@example.org", "commit", "--quiet", "--message=copy")
@@ -86,3 +110,13 @@ def root() -> Path:
 def checkout(tmp_path: Path) -> Checkout:
     """A fresh copy of the checkout; nothing has been run in it."""
     return copy_checkout(tmp_path / "checkout")
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
+    """A tiny study, built once by a bare `dvc repro`; the tests that use it leave it built."""
+    checkout = copy_checkout(tmp_path_factory.mktemp("pipeline") / "a checkout")
+    checkout.edit_params(**TINY)
+    checkout.git("-c", "user.name=t", "-c", "user.email=t@example.org", "commit", "--quiet", "-am", "tiny")
+    assert checkout.repro() == ["fingerprint", *MEASURED, *DERIVED]
+    return checkout

@@ -155,6 +155,62 @@ def measure(size: str | None, batch: int | None, out: Path | None, fresh: bool, 
     click.echo(f"{out}: {counts}; {len(campaign.samples)} samples")
 
 
+@cli.command()
+@click.argument("network")
+@click.option("--framework", default="torch", show_default=True, help="Framework whose layer profile is taken.")
+@click.option("--campaign", "name", help="Campaign that it was measured in [local, else the first committed one].")
+@click.option("--link", "link_name", default="10gbe", show_default=True, help="Link of data/machines/links.")
+@click.option(
+    "--workers", type=int, multiple=True, default=(1, 2, 4, 8, 16), show_default=True, help="May be repeated."
+)
+@click.option("--schedule", "schedules", multiple=True, help="end_of_backward, wait_free, merged; all by default.")
+@click.option("--prefetch", is_flag=True, help="Read the next batch while computing this one.")
+@click.option("--csv", "as_csv", is_flag=True, help="All columns as CSV, in seconds.")
+def predict(
+    network: str,
+    framework: str,
+    name: str | None,
+    link_name: str,
+    workers: tuple[int, ...],
+    schedules: tuple[str, ...],
+    prefetch: bool,
+    as_csv: bool,
+) -> None:
+    """Predict the step time of NETWORK on many workers from its measured layer profile."""
+    from steptime import networks
+    from steptime.core.campaign import read_campaign
+    from steptime.core.machine import read_link
+    from steptime.core.step import SCHEDULES, Schedule
+    from steptime.model.fitting import find_case, layer_profile
+    from steptime.model.step import predict_table
+    from steptime.notebook import campaign_folders
+
+    root = _root()
+    networks.build(network)  # an unknown name is refused by what knows the names
+    link = read_link(root / "data/machines/links", link_name)
+    chosen = [Schedule(schedule, prefetch) for schedule in schedules or SCHEDULES]
+    folders = campaign_folders(root)
+    name = name or next(iter(folders), "local")
+    if name not in folders:
+        known = ", ".join(folders) or "none; measure with steptime run measure"
+        raise InputError(f"predict: --campaign = {name!r}: there is no such campaign; known: {known}")
+    campaign = read_campaign(folders[name])
+    case_id = find_case(campaign, network, framework)
+    (size,) = campaign.runs.loc[campaign.runs["case_id"] == case_id, "size"].unique()
+    table = predict_table(layer_profile(campaign, networks.build(network, size=size), case_id), chosen, workers, link)
+    if as_csv:
+        click.echo(table.to_csv(index=False, float_format="%.6g"), nl=False)
+        return
+    click.echo(f"{network}, {framework}, {name}: {case_id}; {link.name}; modelled")
+    shown = {
+        "step, ms": table["step_s"] * 1e3,
+        "not hidden, ms": table["t_c_no_s"] * 1e3,
+        "speed-up": table["speed_up"],
+    }
+    text = table[["schedule", "workers"]].assign(**{key: value.map("{:.4g}".format) for key, value in shown.items()})
+    click.echo(text.to_string(index=False))
+
+
 # ------------------------------------------------------------------------------------------------------ campaigns
 
 

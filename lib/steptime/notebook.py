@@ -6,6 +6,7 @@ the stage's log and not into the published notebook.
 """
 
 import ast
+import math
 import re
 import shutil
 import sys
@@ -17,6 +18,10 @@ from typing import Any
 
 from steptime.core.errors import InputError
 from steptime.core.files import project_root, read_text, read_yaml, write_text
+
+# Importing nbformat builds a parser for international addresses, which takes two seconds and which no notebook needs;
+# jsonschema does without when it cannot be imported.
+sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
 
 SIZES = ("quick", "full")
 KERNELSPEC = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
@@ -159,7 +164,7 @@ def _check_type(where: str, value: Any, annotation: str) -> None:
     kind = _TYPES.get(outer)
     if kind is None:
         raise InputError(f"{where}: the notebook annotates it {annotation!r}; use {', '.join(_TYPES)}")
-    fits = isinstance(value, int | float) if kind is float else isinstance(value, kind)
+    fits = isinstance(value, int | float) and math.isfinite(value) if kind is float else isinstance(value, kind)
     if not fits or (isinstance(value, bool) and kind is not bool):
         raise InputError(f"{where} = {value!r}: must be of type {annotation}")
     if isinstance(value, list) and inner:
@@ -316,7 +321,7 @@ def _publish(root: Path, name: str, staged: Path) -> None:
         shutil.rmtree(target, ignore_errors=True)
         target.parent.mkdir(parents=True, exist_ok=True)
         (staged / kind).replace(target)
-    shutil.rmtree(staged)
+    shutil.rmtree(staged, ignore_errors=True)
 
 
 # ------------------------------------------------------------------------------------------------ what is published

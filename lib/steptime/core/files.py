@@ -71,7 +71,7 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(read_text(path))
     except json.JSONDecodeError as error:
-        raise InputError(f"{path}: line {error.lineno}: not valid JSON ({error.msg}); mend or delete the file") from None
+        raise InputError(f"{path}: line {error.lineno}: not valid JSON ({error.msg}); mend or delete it") from None
 
 
 def read_yaml(path: Path) -> Any:

@@ -49,7 +49,7 @@ class Plan(BaseModel):
     `target_half_width` wide to each side (relative), to `rounds` at most, within `budget_s` seconds of child time.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     frameworks: Names = ("torch", "tensorflow")
     networks: Names = ("mlp", "lenet", "alexnet", "googlenet", "resnet50")

@@ -1,0 +1,133 @@
+"""The command on good and on bad input: one line, exit status 2, and nothing started."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, Checkout
+from planted_report import campaign
+
+from steptime.core.campaign import write_campaign
+
+# Every Python process that is started leaves a line: the command itself, a kernel, a framework's child.
+WITNESS = "import os, sys\nopen(os.environ['WITNESS'], 'a').write(repr(sys.orig_argv) + chr(10))\n"
+
+
+@pytest.fixture
+def refused(checkout: Checkout, tmp_path: Path) -> Callable[..., str]:
+    """Run a command that must be refused: exit status 2, one line (returned), no other Python process started."""
+    (tmp_path / "witness").mkdir()
+    (tmp_path / "witness/sitecustomize.py").write_text(WITNESS)
+    log = tmp_path / "started"
+
+    def run(*command: str) -> str:
+        path = os.pathsep.join([str(tmp_path / "witness"), checkout.environment["PYTHONPATH"]])
+        done = checkout.run(*command, PYTHONPATH=path, WITNESS=str(log))
+        assert done.returncode == 2, done.stderr
+        assert done.stdout == ""
+        (line,) = done.stderr.splitlines()
+        assert len(log.read_text().splitlines()) == 1
+        return line
+
+    return run
+
+
+def plant_campaign(checkout: Checkout) -> Path:
+    """A small valid campaign in the copy's data/campaigns."""
+    folder = checkout.root / "data/campaigns/planted"
+    write_campaign(campaign("planted"), folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"quick.measure.roundz": 3}, ["quick.measure", "roundz", "unknown"]),
+        ({"quick.measure.rounds": None}, ["quick.measure", "rounds", "missing"]),
+        ({"quick.measure.networks": ["mlp", "vgg"]}, ["'vgg'", "mlp, lenet, alexnet, googlenet, resnet50"]),
+        ({"quick.measure.frameworks": ["theano"]}, ["'theano'", "torch, tensorflow"]),
+        ({"quick.measure.batch": {"mlp": -4}, "quick.measure.networks": ["mlp"]}, ["batch.mlp", "-4"]),
+        ({"quick.measure.rounds": "five"}, ["quick.measure.rounds", "'five'", "int"]),
+        ({"quick.measure.budget_s": float("inf")}, ["budget_s"]),
+        ({"size": "medium"}, ["size", "'medium'", "quick, full"]),
+        ({"quick.messure": {}}, ["quick", "'messure'", "measure"]),
+    ],
+)
+def test_a_bad_value_in_params_yaml(
+    checkout: Checkout, refused: Callable[..., str], change: dict[str, object], said: list[str]
+) -> None:
+    checkout.edit_params(**change)
+    line = refused("steptime", "run", "measure")
+    assert line.startswith("steptime: params.yaml: ")
+    assert not [word for word in said if word not in line], line
+
+
+def test_params_yaml_that_is_not_yaml(checkout: Checkout, refused: Callable[..., str]) -> None:
+    (checkout.root / "params.yaml").write_text("size: quick\nquick: [1,\n")
+    assert "line 3" in refused("steptime", "run", "fit")
+
+
+def test_an_unknown_notebook(refused: Callable[..., str]) -> None:
+    assert "'messure'" in refused("steptime", "run", "messure")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--network", "vgg"], "'vgg'"),
+        (["--framework", "theano"], "'theano'"),
+        (["--batch", "-4"], "-4"),
+        (["--threads", "0"], "0"),
+        (["--size", "medium"], "'medium'"),
+        (["--batch", "many"], "'many'"),
+        (["--bach", "4"], "--bach"),
+    ],
+)
+def test_a_bad_option_of_measure(refused: Callable[..., str], options: list[str], said: str) -> None:
+    assert said in refused("steptime", "measure", *options)
+
+
+def test_a_campaign_without_a_column(checkout: Checkout, refused: Callable[..., str]) -> None:
+    runs = plant_campaign(checkout) / "runs.csv"
+    runs.write_text(runs.read_text().replace("case_id", "case", 1))
+    line = refused("steptime", "run", "fit")
+    assert "runs.csv" in line
+    assert "'case_id'" in line
+
+
+def test_a_campaign_with_a_broken_row(checkout: Checkout, refused: Callable[..., str]) -> None:
+    samples = plant_campaign(checkout) / "samples.csv"
+    lines = samples.read_text().splitlines()
+    lines[3] = lines[3].replace(lines[3].split(",")[6], "fast")
+    samples.write_text("\n".join(lines) + "\n")
+    line = refused("steptime", "run", "fit")
+    assert "samples.csv: line 4" in line
+    assert "fast" in line
+
+
+def test_outside_a_checkout(tmp_path: Path) -> None:
+    done = Checkout(ROOT).run("steptime", "doctor", prefix=("env", "-C", str(tmp_path)))
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "dvc.yaml" in done.stderr
+
+
+def test_another_checkout_s_steptime_is_refused(checkout: Checkout) -> None:
+    """DVC hashes this checkout's code, so that code must be what runs."""
+    done = checkout.run("steptime", "run", "fit", PYTHONPATH=str(ROOT / "lib"))
+    assert done.returncode == 2
+    assert "activate" in done.stderr
+
+
+def test_help_names_every_command() -> None:
+    done = Checkout(ROOT).run("steptime", "--help")
+    commands = ["benchmarks", "campaign", "doctor", "fingerprint", "measure", "notebooks", "predict", "run", "site"]
+    assert not [name for name in commands if f"  {name} " not in done.stdout]
+
+
+def test_a_closed_pipe_is_no_traceback(root: Path) -> None:
+    executable = Path(sys.executable).parent / "steptime"
+    done = subprocess.run(["bash", "-c", f"'{executable}' --help | true"], cwd=root, capture_output=True)
+    assert done.stderr == b""
