@@ -128,7 +128,7 @@ def site() -> None:
 @click.option("--batch", type=int, help="Batch for every network.")
 @click.option("--threads", type=int, multiple=True, help="Threads of a framework; may be repeated.")
 @click.option("--input", "inputs", multiple=True, help="sequential or prefetch; may be repeated.")
-@click.option("--device", "devices", multiple=True, help="cpu or gpu; may be repeated.")
+@click.option("--device", "devices", multiple=True, help="cpu or cuda; may be repeated.")
 @click.option("--rounds", type=int, help="Most fresh processes per case.")
 @click.option("--budget", "budget_s", type=float, help="Seconds after which no further round starts.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for runs.csv and samples.csv.")
@@ -209,6 +209,53 @@ def predict(
     }
     text = table[["schedule", "workers"]].assign(**{key: value.map("{:.4g}".format) for key, value in shown.items()})
     click.echo(text.to_string(index=False))
+
+
+def _tables(command: Callable[..., None]) -> Callable[..., None]:
+    """The options of the commands that fit observed times and predict others."""
+    file = click.Path(path_type=Path)
+    for name, what in (("out", "to write"), ("at", "of the points to predict"), ("observed", "of observed times")):
+        command = click.option(f"--{name}", type=file, required=True, help=f"CSV {what}.")(command)
+    return command
+
+
+def _fit_and_predict(kind: str, observed: Path, at: Path, out: Path) -> None:
+    # One thread is several times faster on these many small systems; read by OpenBLAS when numpy is first imported.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    from steptime.model import extrapolation, observations, platforms
+
+    table, model = {
+        "steps": (observations.STEPS, extrapolation.extrapolate),
+        "collectives": (observations.COLLECTIVES, platforms.predict_collectives),
+    }[kind]
+    predicted = model(observations.read_observed(observed, table), observations.read_points(at, table))
+    observations.write_predictions(predicted, out)
+    click.echo(f"{out}: {len(predicted)} points predicted (modelled), with 90 % intervals")
+
+
+@cli.command()
+@_tables
+def extrapolate(observed: Path, at: Path, out: Path) -> None:
+    """Predict step times at unmeasured numbers of workers from measured ones.
+
+    Columns: group, workers, nodes, local_batch, step_time_s, step_time_std_s (may be empty); the points without times.
+    """
+    _fit_and_predict("steps", observed, at, out)
+
+
+@cli.group()
+def collectives() -> None:
+    """Times of all-reduce."""
+
+
+@collectives.command("fit")
+@_tables
+def collectives_fit(observed: Path, at: Path, out: Path) -> None:
+    """Predict all-reduce times at unmeasured sizes and placements from measured ones.
+
+    Columns: group (the platform), workers, nodes, n_bytes, time_s, time_std_s (may be empty); the points without times.
+    """
+    _fit_and_predict("collectives", observed, at, out)
 
 
 # ------------------------------------------------------------------------------------------------------ campaigns

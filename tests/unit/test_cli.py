@@ -131,3 +131,39 @@ def test_a_closed_pipe_is_no_traceback(root: Path) -> None:
     executable = Path(sys.executable).parent / "steptime"
     done = subprocess.run(["bash", "-c", f"'{executable}' --help | true"], cwd=root, capture_output=True)
     assert done.stderr == b""
+
+
+OBSERVED = "group,workers,nodes,local_batch,step_time_s,step_time_std_s\na,1,1,32,0.10,\na,4,1,32,0.12,0.001\n"
+POINTS = "group,workers,nodes,local_batch\na,16,4,32\n"
+
+
+def test_extrapolate_predicts_every_point(tmp_path: Path) -> None:
+    (tmp_path / "obs.csv").write_text(OBSERVED)
+    (tmp_path / "at.csv").write_text(POINTS)
+    files = {"--observed": "obs.csv", "--at": "at.csv", "--out": "pred.csv"}
+    options = [word for option, name in files.items() for word in (option, str(tmp_path / name))]
+    done = Checkout(ROOT).run("steptime", "extrapolate", *options)
+    assert done.returncode == 0, done.stderr
+    header, row = (tmp_path / "pred.csv").read_text().splitlines()
+    assert header == "group,workers,nodes,local_batch,step_time_s,lo_s,hi_s,model"
+    step, lo, hi = (float(value) for value in row.split(",")[4:7])
+    assert 0 < lo < step < hi
+
+
+@pytest.mark.parametrize(
+    ("observed", "said"),
+    [
+        (OBSERVED.replace("a,4,1", "a,0,1"), "obs.csv: line 3: workers = 0"),
+        (OBSERVED.replace("0.12", "nan"), "obs.csv: line 3: step_time_s = nan"),
+        (OBSERVED.replace("step_time_s,", "time,"), "column 'step_time_s' is missing"),
+        (OBSERVED + "a,1,1,32,0.11,\n", "line 4"),
+    ],
+)
+def test_bad_observations_leave_no_predictions(refused: Callable[..., str], tmp_path: Path, observed, said) -> None:
+    (tmp_path / "obs.csv").write_text(observed)
+    (tmp_path / "at.csv").write_text(POINTS)
+    files = {f"--{name}": str(tmp_path / f"{file}.csv") for name, file in (("observed", "obs"), ("at", "at"))}
+    out = tmp_path / "pred.csv"
+    line = refused("steptime", "extrapolate", *[word for pair in files.items() for word in pair], "--out", str(out))
+    assert said in line
+    assert not out.exists()
