@@ -31,8 +31,8 @@ measure: env ## measure this machine again, whatever was measured before
 	dvc repro fingerprint
 	dvc repro --force --single-item measure
 
-site: env ## build the report's pages and README's figure and table
-	dvc repro
+site: env ## build the report's pages, and README's figure and table, from what is there
+	dvc repro --single-item site
 
 env: $(STAMP) ## build .venv from the lock (TORCH=auto|cpu|cuda|/path/to/wheel)
 

@@ -93,7 +93,6 @@ def copy_checkout(target: Path) -> Checkout:
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, target / name)
     checkout = Checkout(target)
-    (target / "data/campaigns").mkdir(exist_ok=True)
     checkout.git("init", "--quiet", "--initial-branch=main")
     checkout.git("add", "--all")
     checkout.git("-c", "user.name=t", "-c", "user.email=t@example.org", "commit", "--quiet", "--message=copy")

@@ -22,8 +22,8 @@ FRAMEWORKS = ("torch", "tensorflow", "jax", "keras")
 OTHERS = {
     "core": {"numpy", "pandas", "pandera", "pydantic", "yaml", "scipy"},
     "networks": {"numpy", "pydantic"},
-    "frameworks": {"numpy"},
-    "measure": {"numpy", "pandas", "pydantic", "scipy", "psutil"},
+    "frameworks": {"numpy", "pynvml"},
+    "measure": {"numpy", "pandas", "pydantic", "scipy"},
     "model": {"numpy", "pandas", "pandera", "pydantic", "scipy"},
 }
 
