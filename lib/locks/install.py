@@ -16,6 +16,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from pathlib import Path
 
@@ -31,7 +32,7 @@ def pip(*arguments: str) -> list[str]:
 
 
 def install(*arguments: str) -> bool:
-    """Install exactly what is named; compiled lazily, because most modules are never imported."""
+    """Install exactly what is named; `compile_all` is faster than pip's own compiling."""
     return subprocess.run(pip("install", "-qq", "--no-compile", *arguments)).returncode == 0
 
 
@@ -44,7 +45,7 @@ def remove_half_installed() -> None:
         folder = getattr(found, "_path", None)
         if folder and folder.name.endswith(".dist-info") and not (folder / "RECORD").is_file():
             shutil.rmtree(folder)
-    for left in Path(importlib.metadata.__file__).parents[0].glob("~*"):
+    for left in Path(sysconfig.get_path("purelib")).glob("~*"):
         shutil.rmtree(left, ignore_errors=True)
 
 
@@ -98,6 +99,13 @@ def install_torch(choice: str, requirement: str) -> None:
         )
 
 
+def compile_all() -> None:
+    """Byte-compile what is installed, on all cores: every stage and every child that is measured imports it."""
+    # Some packages carry files of other Python versions as data, which do not compile: not our concern.
+    compileall = [sys.executable, "-m", "compileall", "-q", "-j", "0", "-x", "/tests?/", sysconfig.get_path("purelib")]
+    subprocess.run(compileall, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
 def main() -> None:
     choice = sys.argv[1] if len(sys.argv) > 1 else "auto"
     requirements = [line for line in LOCK.read_text().splitlines() if line and not line.startswith("#")]
@@ -117,6 +125,8 @@ def main() -> None:
         install_torch(choice, torch)
     if not install("--no-deps", "--no-build-isolation", "--editable", str(LOCKS.parent)):
         sys.exit("install: steptime itself could not be installed; see pip's message above")
+    print("install: byte-compiling", flush=True)
+    compile_all()
 
 
 if __name__ == "__main__":

@@ -5,11 +5,13 @@ import re
 import socket
 import subprocess
 import tomllib
+from importlib.metadata import distributions
 from itertools import chain
 from pathlib import Path
 
 import pytest
 import yaml
+from packaging.specifiers import SpecifierSet
 
 from steptime import notebook, pairs
 from steptime.core.errors import InputError
@@ -104,6 +106,13 @@ def test_the_lock_holds_exact_versions_of_what_pyproject_asks_for(root: Path) ->
     project = tomllib.loads(read_text(root / "lib/pyproject.toml"))["project"]
     asked = [*project["dependencies"], *chain.from_iterable(project["optional-dependencies"].values())]
     assert {re.split(r"[=<>]", name)[0].lower() for name in asked} <= locked
+
+
+def test_the_locked_packages_run_on_every_python_3_11() -> None:
+    """Debian 12 has 3.11.2, and some packages ask for a later one."""
+    asked = {found.metadata["Name"]: found.metadata["Requires-Python"] for found in distributions()}
+    late = {name: wanted for name, wanted in asked.items() if wanted and not SpecifierSet(wanted).contains("3.11.0")}
+    assert late == {}
 
 
 class TestSync:
