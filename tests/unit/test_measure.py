@@ -44,12 +44,17 @@ class FakeChild:
         self.framework = setting_name
 
     def __enter__(self) -> "FakeChild":
-        assert FakeChild.alive == 0, "only one child at a time"
+        assert FakeChild.alive < run.STARTED_TOGETHER, "no more children than are started together"
         FakeChild.alive += 1
+        self.is_closed = False
         return self
 
     def __exit__(self, *_: object) -> None:
-        FakeChild.alive -= 1
+        self.close()
+
+    def close(self) -> None:
+        FakeChild.alive -= not self.is_closed
+        self.is_closed = True
 
     def request(self, command: str, **arguments: Any) -> dict[str, Any]:
         return getattr(self, command)(**arguments)
@@ -124,6 +129,13 @@ def test_a_quiet_campaign_stops_at_the_target(tmp_path: Path, lines: list[str]) 
     case = campaign.joined().query("case_id == @campaign.runs.case_id[0]")
     assert estimate(usable(case)).median_s == pytest.approx(0.01)
     assert "stopped by target" in lines[-1]
+
+
+def test_only_the_first_rounds_are_profiled(tmp_path: Path, lines: list[str]) -> None:
+    table = measured(tmp_path, lines, PLAN.model_copy(update={"profile_rounds": 2})).joined()
+    assert set(table.loc[table["phase"] == "update", "round"]) == {0, 1}
+    assert set(table.loc[table["layer"].notna(), "round"]) == {0, 1}
+    assert set(table.loc[table["phase"] == "step", "round"]) == set(range(PLAN.min_rounds))
 
 
 def test_noise_runs_to_the_last_round_and_a_spent_budget_ends_it(

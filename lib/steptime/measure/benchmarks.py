@@ -15,7 +15,7 @@ from steptime.core.statistics import compare, usable
 from steptime.measure.fingerprint import fingerprints, short_hash
 from steptime.measure.lock import measuring_lock
 from steptime.measure.plan import Plan
-from steptime.measure.run import Run, Visit, build, campaign_of, measure_run
+from steptime.measure.run import Run, Visit, build, campaign_of, measure_runs
 
 LEVEL = 0.01
 PLANTED = 1.03
@@ -117,16 +117,15 @@ def judge_a_a(medians_s: np.ndarray, pairs: int, rounds: int, report: Callable[[
 def _recorded(children: int, report: Callable[[str], None]) -> list[Run]:
     """`children` fresh children of the case, their number as the round."""
     case, found = _PLAN.cases()[0], fingerprints()
-    network = networks.build(case.network, size=case.size)
     fingerprint = short_hash([found["machine"], found[case.framework]])
+    visits = [Visit(case, number, 0, fingerprint) for number in range(children)]
     runs = []
-    for number in range(children):
-        run = measure_run(Visit(case, number, 0, fingerprint), _PLAN, network)
+    for visit, run in measure_runs(visits, _PLAN, {case.network: networks.build(case.network, size=case.size)}):
         if not run.is_finished:
-            raise InputError(f"{case.case_id}: child {number + 1} failed: {run.row['reason']}; mend that first")
+            raise InputError(f"{case.case_id}: child {visit.round + 1} failed: {run.row['reason']}; mend that first")
         runs.append(run)
-        if (number + 1) % 10 == 0:
-            report(f"{number + 1} of {children} children recorded")
+        if len(runs) % 10 == 0:
+            report(f"{len(runs)} of {children} children recorded")
     return runs
 
 

@@ -21,7 +21,8 @@ from steptime.measure.run import Run, campaign_of, runs_of
 
 def case_key(case: Case, plan: Plan, fingerprint: str) -> str:
     """The same for two runs of a case that may stand side by side: same case, settings, code, framework, machine."""
-    settings = plan.model_dump(include={"warmups", "samples", "layer_samples", "phase_samples", "seed"})
+    deciding = {"warmups", "samples", "layer_samples", "phase_samples", "profile_rounds", "seed"}
+    settings = plan.model_dump(include=deciding)
     return short_hash([asdict(case), settings, fingerprint, code_facts()["code_hash"]])
 
 

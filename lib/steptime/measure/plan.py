@@ -44,8 +44,8 @@ class Case:
 
 
 class Plan(BaseModel):
-    """The cases are all combinations of the lists. Per run: `warmups`, then `samples` steps, then repetitions of the
-    phases and of the layers. Rounds go on from `min_rounds` until every case's 95 % interval is at most
+    """The cases are all combinations of the lists. Per run: `warmups`, then `samples` steps, then, in the first
+    `profile_rounds` rounds, repetitions of the phases and of the layers. Rounds go on from `min_rounds` until every case's 95 % interval is at most
     `target_half_width` wide to each side (relative), to `rounds` at most, within `budget_s` seconds of child time.
     """
 
@@ -67,6 +67,7 @@ class Plan(BaseModel):
     samples: PositiveInt = 40
     layer_samples: NonNegativeInt = 5
     phase_samples: NonNegativeInt = 10
+    profile_rounds: NonNegativeInt = 3
     target_half_width: PositiveFloat = 0.02
     budget_s: PositiveFloat = 240.0
     seed: NonNegativeInt = 1

@@ -14,7 +14,7 @@ from steptime.measure.lock import measuring_lock
 from steptime.measure.partial import Partial, case_key
 from steptime.measure.plan import Case, Plan
 from steptime.measure.provenance import cores_allowed
-from steptime.measure.run import Run, Visit, campaign_of, measure_run, not_run, with_stop_reason
+from steptime.measure.run import Run, Visit, campaign_of, measure_runs, not_run, with_stop_reason
 
 FAILURES_ALLOWED = 2
 """A case that failed so often is not visited again in this campaign."""
@@ -61,14 +61,7 @@ class _Campaign:
     def _rounds(self, store: Partial, kept: dict[str, Run]) -> str:
         """Visit all cases round by round; why that ended: "target", "budget" or "rounds"."""
         for number in range(self.plan.rounds):
-            for position, case in enumerate(self.plan.order(number)):
-                visit = Visit(case, number, position, self.fingerprints[case.framework])
-                if case in self.impossible or self._failures(case) >= FAILURES_ALLOWED:
-                    continue
-                if visit.run_id in kept:
-                    self.runs[visit.run_id] = kept[visit.run_id]
-                    continue
-                run = measure_run(visit, self.plan, self.networks[case.network])
+            for visit, run in measure_runs(self._missing(number, kept), self.plan, self.networks):
                 self.runs[visit.run_id] = run
                 if run.is_finished:
                     store.save(run)
@@ -76,6 +69,19 @@ class _Campaign:
             if reason := self._stop_reason(number + 1):
                 return reason
         return "rounds"
+
+    def _missing(self, number: int, kept: dict[str, Run]) -> list[Visit]:
+        """The visits of round `number` that are still to be made; the kept runs count as measured."""
+        missing = []
+        for position, case in enumerate(self.plan.order(number)):
+            visit = Visit(case, number, position, self.fingerprints[case.framework])
+            if case in self.impossible or self._failures(case) >= FAILURES_ALLOWED:
+                continue
+            if visit.run_id in kept:
+                self.runs[visit.run_id] = kept[visit.run_id]
+            else:
+                missing.append(visit)
+        return missing
 
     def _stop_reason(self, done: int) -> str | None:
         """Why no further round is started after `done` rounds; looked at between rounds only.

@@ -4,7 +4,9 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -15,13 +17,18 @@ from steptime import frameworks
 from steptime.core.campaign import RUNS, SAMPLES, SCHEMA_VERSION, Campaign, as_table
 from steptime.core.network import Network
 from steptime.measure.plan import Case, Plan
-from steptime.measure.provenance import code_facts, gpus, machine_facts, without_paths
+from steptime.measure.provenance import code_facts, cores_allowed, gpus, machine_facts, without_paths
 
 DISTURBED_SHARE = 0.05
 RUN_TIME_S = 30.0
 """The timed steps of one run are cut to about this, but not below FEWEST_SAMPLES."""
 FEWEST_SAMPLES = 5
 LEARNING_RATE = 0.01
+STARTED_TOGETHER = 2
+"""So many children import their frameworks at the same time; then one is timed while the others block in a read.
+
+Starting takes longer than measuring. More would hold more memory and gain little.
+"""
 COVARIATES = ("cpu_s", "run_delay_s", "involuntary_switches", "steal_s", "load_1min")
 PHASES = ("h2d", "forward", "backward", "update")
 
@@ -81,19 +88,47 @@ def disturbed(samples: Sequence[Mapping[str, Any]]) -> list[bool]:
     return [(sample.get("run_delay_s") or 0.0) + (sample.get("steal_s") or 0.0) >= limit for sample in samples]
 
 
-def measure_run(visit: Visit, plan: Plan, network: Network) -> Run:
-    """Start a child, build the network, time it, end the child. A child that fails gives a row that says why."""
+def measure_runs(visits: Sequence[Visit], plan: Plan, networks: Mapping[str, Network]) -> Iterator[tuple[Visit, Run]]:
+    """Each visit with its run, in the order given; every run in a fresh child, only one of which runs while timed."""
+    together = min(STARTED_TOGETHER, cores_allowed())
+    for first in range(0, len(visits), together):
+        group = visits[first : first + together]
+        started = time.perf_counter()
+        with ExitStack() as stack:
+            children = [stack.enter_context(_child(visit.case)) for visit in group]
+            with ThreadPoolExecutor(len(group)) as pool:
+                list(pool.map(_load, children))
+            share_s = (time.perf_counter() - started) / len(group)
+            for visit, child in zip(group, children, strict=True):
+                yield visit, _measure_run(child, visit, plan, networks[visit.case.network], share_s)
+                child.close()
+
+
+def _child(case: Case) -> frameworks.Child:
+    return frameworks.Child(case.framework, device=case.device, threads=case.threads)
+
+
+def _load(child: frameworks.Child) -> None:
+    """Have the child import its framework. What goes wrong here goes wrong again, and is recorded, when it is timed."""
+    with suppress(frameworks.ChildError):
+        child.request("hello")
+
+
+def _measure_run(child: frameworks.Child, visit: Visit, plan: Plan, network: Network, start_s: float) -> Run:
+    """Build the network in the child and time it. A child that fails gives a row that says why.
+
+    `start_s`: the seconds that the child's start took, part of the run's duration.
+    """
     row = base_row(visit, plan) | {
         "started_utc": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "load_1min": os.getloadavg()[0],
     }
-    case, started = visit.case, time.perf_counter()
+    started = time.perf_counter()
     try:
-        with frameworks.Child(case.framework, device=case.device, threads=case.threads) as child:
-            facts, samples = _timed(child, visit, plan, network)
+        facts, samples = _timed(child, visit, plan, network)
     except frameworks.ChildError as error:
         facts, samples = {"status": "failed", "reason": without_paths(str(error))}, []
-    return Run(row | facts | {"duration_s": time.perf_counter() - started}, tuple(samples))
+    return Run(row | facts | {"duration_s": start_s + time.perf_counter() - started}, tuple(samples))
 
 
 def not_run(visit: Visit, plan: Plan, reason: str) -> Run:
@@ -155,8 +190,9 @@ def _timed(
     count = affordable(plan.samples, [sample["time_s"] for sample in warm["samples"]])
     timed = child.request("steps", count=count)
     gpu = gpus()[0] if visit.case.device == "cuda" else {}
-    phases = child.request("phases", count=plan.phase_samples)["samples"] if plan.phase_samples else []
-    layers = child.request("layers", count=plan.layer_samples)["samples"] if plan.layer_samples else []
+    profiled = visit.round < plan.profile_rounds
+    phases = child.request("phases", count=plan.phase_samples)["samples"] if profiled and plan.phase_samples else []
+    layers = child.request("layers", count=plan.layer_samples)["samples"] if profiled and plan.layer_samples else []
     memory = child.request("memory")
     facts = {
         "status": "finished",
