@@ -45,8 +45,9 @@ class Case:
 
 class Plan(BaseModel):
     """The cases are all combinations of the lists. Per run: `warmups`, then `samples` steps, then, in the first
-    `profile_rounds` rounds, repetitions of the phases and of the layers. Rounds go on from `min_rounds` until every case's 95 % interval is at most
-    `target_half_width` wide to each side (relative), to `rounds` at most, within `budget_s` seconds of child time.
+    `profile_rounds` rounds, repetitions of the phases and of the layers. Rounds go on from `min_rounds` until every
+    case's 95 % interval is at most `target_half_width` wide to each side (relative), to `rounds` at most, within
+    `budget_s` seconds of child time.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
