@@ -28,7 +28,7 @@ lab: env ## open JupyterLab on the notebooks
 	jupyter lab --LabApp.default_url=/lab/tree/notebooks
 
 measure: env ## measure this machine again, whatever was measured before
-	dvc repro fingerprint
+	dvc repro machine
 	dvc repro --force --single-item measure
 
 site: env ## build the report's pages, and README's figure and table, from what is there

@@ -55,10 +55,11 @@ def _progress(name: str) -> Iterator[Callable[[str], None]]:
         yield lambda line: click.echo(f"{name}: {line}", err=True)
         return
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, Progress, TextColumn
 
-    columns = (TextColumn(name), BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
-    with Progress(*columns, console=Console(stderr=True)) as bar:
+    columns = (TextColumn(name), BarColumn(bar_width=20), TextColumn("{task.description}", markup=False))
+    # Redrawn once a second only: whatever runs beside a measurement can disturb it.
+    with Progress(*columns, console=Console(stderr=True), refresh_per_second=1) as bar:
         task = bar.add_task("", total=None)
 
         def show(line: str) -> None:

@@ -1,0 +1,51 @@
+"""The doctor: what is missing is named, with the one command that mends it."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, Checkout
+
+from steptime import doctor
+
+
+def only(root: Path, what: str) -> doctor.Finding:
+    (finding,) = [finding for finding in doctor.findings(root) if finding.what == what]
+    return finding
+
+
+def test_every_system_package_of_the_list_is_looked_for(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda binary: None)
+    packages = doctor.system_packages(root)
+    assert {"git", "make", "chromium"} <= {package for package, *_ in packages}
+    for package, binary, purpose, needed_by in packages:
+        finding = only(root, binary)
+        assert not finding.ok
+        assert finding.mend.endswith(f"apt-get install -y {package}")
+        assert purpose in finding.found
+        assert finding.required == (needed_by == "study")
+
+
+def test_a_package_that_differs_from_the_lock_is_named_with_both_versions(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "lib/locks", tmp_path / "lib/locks")
+    lock = tmp_path / "lib/locks/cpu.txt"
+    lock.write_text(lock.read_text().replace("click==", "click==1") + "no-such-package==1.0\n")
+    finding = only(tmp_path, "Python packages")
+    assert not finding.ok
+    assert "(lock: 1" in finding.found
+    assert "no-such-package missing (lock: 1.0)" in finding.found
+    assert "make env" in finding.mend
+
+
+def test_little_memory_is_found(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "FREE_MEMORY_GB", 10**6)
+    assert not only(root, "free memory").ok
+
+
+def test_something_required_missing_is_exit_status_1(tmp_path: Path) -> None:
+    """With a PATH that holds nothing but the environment."""
+    checkout = Checkout(ROOT)
+    done = checkout.run("steptime", "doctor", PATH=checkout.environment["PATH"].split(":")[0])
+    assert done.returncode == 1
+    assert "MISSING  git: missing" in done.stdout
+    assert "apt-get install -y git" in done.stdout
