@@ -147,7 +147,9 @@ def test_every_phase_and_layer_is_timed(answers, name, framework):
         assert sample["forward"] > 0
     for repetition in answer["layers"]:
         assert [row["layer"] for row in repetition] == [layer.name for layer in NETWORKS[name].layers]
-        assert all(row["forward_s"] > 0 and row["backward_s"] >= 0 for row in repetition)
+        assert all(row["forward_s"] >= 0 and row["backward_s"] >= 0 for row in repetition)
+        # a small layer may take no longer than the empty call that is taken off; all together do
+        assert min(sum(row[key] for row in repetition) for key in ("forward_s", "backward_s")) > 0
 
 
 # Runs an adapter layer by layer, as it is timed, and compares the gradients with those of the whole network.
