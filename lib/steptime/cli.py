@@ -26,6 +26,8 @@ def main() -> None:
         sys.stdout.flush()
     except InputError as error:
         status = _say(str(error), 2)
+    except ModuleNotFoundError as error:
+        status = _say(f"package {error.name!r} is missing from this environment; mend it: make env", 2)
     except click.ClickException as error:
         status = _say(error.format_message(), 2)
     except (KeyboardInterrupt, click.Abort):
@@ -34,6 +36,8 @@ def main() -> None:
         # The reader has gone (`steptime ... | head`); Python's own flush at exit must not complain again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 0
+    except OSError as error:
+        status = _say(f"{error.filename or 'a file'}: {error.strerror or error}; choose another place or free it", 2)
     sys.exit(status)
 
 
@@ -102,10 +106,16 @@ def _check_installation(root: Path) -> None:
 
 @cli.command()
 def fingerprint() -> None:
-    """Write this machine's fingerprints, which decide whether the pipeline measures again."""
-    from steptime.measure import write_fingerprints
+    """Write this machine's fingerprints, which decide whether the pipeline measures again.
 
-    write_fingerprints(_root() / "data/raw/fingerprint")
+    The pipeline's first stage: params.yaml is checked here, because DVC deletes a stage's outs before it runs.
+    """
+    from steptime.measure import write_fingerprints
+    from steptime.notebook import check_parameters
+
+    root = _root()
+    check_parameters(root)
+    write_fingerprints(root / "data/raw/fingerprint")
 
 
 @cli.command()
@@ -137,23 +147,40 @@ def site() -> None:
 def measure(size: str | None, batch: int | None, out: Path | None, fresh: bool, **chosen: Any) -> None:
     """Measure step times here; what is not given is as in params.yaml. Interrupted, it goes on where it stopped."""
     from steptime import measure as measuring
-    from steptime.core.files import read_yaml, validated
+    from steptime.core.files import validated
+    from steptime.notebook import stage_parameters
 
     root = _root()
-    size = size or read_yaml(root / "params.yaml").get("size")
-    values = dict((read_yaml(root / "params.yaml").get(size) or {}).get("measure") or {})
-    if not values:
-        raise InputError(f"measure: --size = {size!r}: params.yaml has no such size; it has quick and full")
-    values |= {key: list(value) if isinstance(value, tuple) else value for key, value in chosen.items() if value}
+    values = stage_parameters(root, "measure", size)
+    given = {key: value for key, value in chosen.items() if value not in (None, ())}
+    values |= {key: list(value) if isinstance(value, tuple) else value for key, value in given.items()}
     if batch is not None:
         values["batch"] = dict.fromkeys(values["networks"], batch)
     plan = validated(measuring.Plan, values, "measure")
-    out = out or root / "data/.scratch/measure"
+    out = root / "data/.scratch/measure" if out is None else out
+    if not out.name or (out.exists() and not out.is_dir()):
+        raise InputError(f"measure: --out = {str(out)!r}: must name a folder, one that is there or a new one")
     with _progress("measure") as log:
         campaign = measuring.measure(plan, out, out.with_name(f"{out.name}.partial"), fresh=fresh, report=log)
     statuses = campaign.runs["status"].value_counts().to_dict()
     counts = ", ".join(f"{count} {status}" for status, count in sorted(statuses.items()))
+    click.echo(_step_times(campaign).to_string(index=False))
     click.echo(f"{out}: {counts}; {len(campaign.samples)} samples")
+
+
+def _step_times(campaign: Any) -> Any:
+    """A row a case: median step and its 95 % interval in ms, and what they rest on."""
+    import pandas as pd
+
+    from steptime.core.statistics import estimate, usable
+
+    rows = []
+    for case_id, part in usable(campaign.joined()).groupby("case_id"):
+        found = estimate(part) if part["process"].nunique() > 1 else None
+        ms = [f"{1e3 * value:.4g}" for value in (found.median_s, found.lo_s, found.hi_s)] if found else ["–"] * 3
+        rows.append(dict(zip(("case", "step, ms", "low", "high"), [case_id, *ms], strict=True)))
+        rows[-1]["processes"] = part["process"].nunique()
+    return pd.DataFrame(rows)
 
 
 @cli.command()
@@ -162,7 +189,12 @@ def measure(size: str | None, batch: int | None, out: Path | None, fresh: bool, 
 @click.option("--campaign", "name", help="Campaign that it was measured in [local, else the first committed one].")
 @click.option("--link", "link_name", default="10gbe", show_default=True, help="Link of data/machines/links.")
 @click.option(
-    "--workers", type=int, multiple=True, default=(1, 2, 4, 8, 16), show_default=True, help="May be repeated."
+    "--workers",
+    type=click.IntRange(1, 1_000_000),
+    multiple=True,
+    default=(1, 2, 4, 8, 16),
+    show_default=True,
+    help="May be repeated.",
 )
 @click.option("--schedule", "schedules", multiple=True, help="end_of_backward, wait_free, merged; all by default.")
 @click.option("--prefetch", is_flag=True, help="Read the next batch while computing this one.")
@@ -181,9 +213,10 @@ def predict(
     from steptime import networks
     from steptime.core.campaign import read_campaign
     from steptime.core.machine import read_link
+    from steptime.core.statistics import estimate, usable
     from steptime.core.step import SCHEDULES, Schedule
     from steptime.model.fitting import find_case, layer_profile
-    from steptime.model.step import predict_table
+    from steptime.model.step import predict_step, predict_table
     from steptime.notebook import campaign_folders
 
     root = _root()
@@ -191,18 +224,27 @@ def predict(
     link = read_link(root / "data/machines/links", link_name)
     chosen = [Schedule(schedule, prefetch) for schedule in schedules or SCHEDULES]
     folders = campaign_folders(root)
-    name = name or next(iter(folders), "local")
+    name = next(iter(folders), "local") if name is None else name
     if name not in folders:
         known = ", ".join(folders) or "none; measure with steptime run measure"
         raise InputError(f"predict: --campaign = {name!r}: there is no such campaign; known: {known}")
     campaign = read_campaign(folders[name])
     case_id = find_case(campaign, network, framework)
     (size,) = campaign.runs.loc[campaign.runs["case_id"] == case_id, "size"].unique()
-    table = predict_table(layer_profile(campaign, networks.build(network, size=size), case_id), chosen, workers, link)
+    profile = layer_profile(campaign, networks.build(network, size=size), case_id)
+    table = predict_table(profile, chosen, sorted(set(workers)), link)
     if as_csv:
         click.echo(table.to_csv(index=False, float_format="%.6g"), nl=False)
         return
-    click.echo(f"{network}, {framework}, {name}: {case_id}; {link.name}; modelled")
+    one = predict_step(profile, Schedule(prefetch=case_id.endswith("prefetch")), 1, link).step_s
+    measured = estimate(usable(campaign.joined()).query("case_id == @case_id"))
+    click.echo(
+        f"{case_id} ({name}), {link.name}, modelled: weak scaling, {profile.batch} samples a worker; speed-up over one "
+        f"worker.\nOne worker: {1e3 * one:.4g} ms modelled, {1e3 * measured.median_s:.4g} ms measured "
+        f"({1e3 * measured.lo_s:.4g} to {1e3 * measured.hi_s:.4g}, 95 %): the model is "
+        f"{one / measured.median_s - 1:+.0%} off."
+        + ("\nThe quick network is a narrow version of the published one: its seconds are its own." * (size == "quick"))
+    )
     shown = {
         "step, ms": table["step_s"] * 1e3,
         "not hidden, ms": table["t_c_no_s"] * 1e3,
@@ -276,7 +318,11 @@ def campaign_add(name: str, source: Path | None) -> None:
 
     root = _root()
     add_campaign(source or root / "data/raw/local", name, root)
-    click.echo(f"data/campaigns/{name}: now commit it: git add data/campaigns/{name}")
+    click.echo(f"{name}: {_summary(root / 'data/campaigns' / name)}")
+    click.echo(
+        f"data/campaigns/{name}: now `make study`, then commit it with what that wrote:\n"
+        f"git add data/campaigns/{name} README.md data/headline.svg dvc.lock"
+    )
 
 
 @campaign.command("list")
@@ -285,8 +331,11 @@ def campaign_list() -> None:
     from steptime.notebook import campaign_folders
 
     root = _root()
-    for name, folder in campaign_folders(root).items():
+    folders = campaign_folders(root)
+    for name, folder in folders.items():
         click.echo(f"{name:20} {_summary(folder)}")
+    if not folders:
+        click.echo("no campaign yet: make study measures this machine")
 
 
 @campaign.command("check")
@@ -301,9 +350,13 @@ def _summary(folder: Path) -> str:
 
     found = read_campaign(folder)
     finished = found.runs[found.runs["status"] == "finished"]
+    steps = found.samples[(found.samples["phase"] == "step") & ~found.samples["is_warmup"]]
+    fewest, disturbed = finished.groupby("case_id").size().min(), steps["is_disturbed"].mean()
+    warning = " - too little for a verdict" if not fewest >= 3 or disturbed > 0.5 else ""
     return (
         f"{finished['case_id'].nunique()} cases, {len(finished)} of {len(found.runs)} runs finished, "
-        f"{len(found.samples)} samples, {', '.join(sorted(finished['framework'].unique()))}"
+        f"{len(found.samples)} samples, {', '.join(sorted(finished['framework'].unique()))}; "
+        f"at least {fewest} processes a case, {disturbed:.0%} of steps disturbed{warning}"
     )
 
 

@@ -112,8 +112,8 @@ def declared_parameters(node: Any, source: str) -> dict[str, str]:
 # -------------------------------------------------------------------------------------------- checks before any kernel
 
 
-def stage_parameters(root: Path, name: str) -> dict[str, Any]:
-    """The values that params.yaml gives notebook `name` at the chosen size, names and types checked.
+def stage_parameters(root: Path, name: str, size: str | None = None) -> dict[str, Any]:
+    """The values that params.yaml gives notebook `name` at `size` (None: the chosen one), names and types checked.
 
     Raises InputError naming both lists when a name is unknown or missing.
     """
@@ -122,7 +122,7 @@ def stage_parameters(root: Path, name: str) -> dict[str, Any]:
         raise InputError(f"run: unknown notebook {name!r}; known: {', '.join(notebooks)}")
     source = notebooks[name].relative_to(root).as_posix()
     declared = declared_parameters(read_notebook(read_text(notebooks[name])), source)
-    section, key = _section(root, name, tuple(notebooks))
+    section, key = _section(root, name, tuple(notebooks), size)
     expected = [parameter for parameter in declared if parameter != "out"]
     unknown, missing = sorted(set(section) - set(expected)), sorted(set(expected) - set(section))
     if unknown or missing:
@@ -135,7 +135,7 @@ def stage_parameters(root: Path, name: str) -> dict[str, Any]:
     return section
 
 
-def _section(root: Path, name: str, known: tuple[str, ...]) -> tuple[dict[str, Any], str]:
+def _section(root: Path, name: str, known: tuple[str, ...], size: str | None) -> tuple[dict[str, Any], str]:
     """The mapping params.yaml[size][name] and its dotted key."""
     params = read_yaml(root / "params.yaml")
     if not isinstance(params, dict):
@@ -143,10 +143,12 @@ def _section(root: Path, name: str, known: tuple[str, ...]) -> tuple[dict[str, A
     stray = sorted(str(key) for key in params if key not in ("size", *SIZES))
     if stray:
         raise InputError(f"params.yaml: unknown key {stray[0]!r}; known here: size, {', '.join(SIZES)}")
-    size = params.get("size")
+    size = params.get("size") if size is None else size
     if size not in SIZES:
         raise InputError(f"params.yaml: size = {size!r}: must be one of {', '.join(SIZES)}")
     sections = params.get(size) or {}
+    if not isinstance(sections, dict):
+        raise InputError(f"params.yaml: {size} = {sections!r}: must be a mapping of notebooks to their parameters")
     stray = sorted(str(key) for key in sections if key not in known)
     if stray:
         raise InputError(f"params.yaml: {size}: unknown section {stray[0]!r}; the notebooks are {', '.join(known)}")
@@ -175,14 +177,28 @@ def _check_type(where: str, value: Any, annotation: str) -> None:
             _check_type(where, item, inner.removesuffix("]").split(",", 1)[1].strip())
 
 
-def check_inputs(root: Path, name: str, values: dict[str, Any]) -> None:
-    """Read what notebook `name` is going to read, so that bad input is one line before any kernel starts."""
+def check_parameters(root: Path) -> None:
+    """Check every notebook's parameters; DVC deletes a stage's outs before the stage could do it."""
+    for name in text_notebooks(root):
+        check_values(name, stage_parameters(root, name))
+
+
+def check_values(name: str, values: dict[str, Any]) -> None:
+    """Raise InputError for values of the measuring notebooks that have the right type and no sense."""
     if name == "machine":
-        return
-    if name == "measure":
+        from steptime.measure import check_peaks
+
+        check_peaks(values["threads"], values["seconds"], f"params.yaml: {name}")
+    elif name == "measure":
         from steptime.measure import read_plan
 
         read_plan(values, f"params.yaml: {name}")
+
+
+def check_inputs(root: Path, name: str, values: dict[str, Any]) -> None:
+    """Read what notebook `name` is going to read, so that bad input is one line before any kernel starts."""
+    check_values(name, values)
+    if name in ("machine", "measure"):
         return
     from steptime.core.campaign import read_campaign
     from steptime.core.claims import read_paper

@@ -54,13 +54,17 @@ def plant_campaign(checkout: Checkout) -> Path:
         ({"quick.measure.budget_s": float("inf")}, ["budget_s"]),
         ({"size": "medium"}, ["size", "'medium'", "quick, full"]),
         ({"quick.messure": {}}, ["quick", "'messure'", "measure"]),
+        ({"quick": 5}, ["quick = 5", "mapping"]),
+        ({"quick.machine.threads": 0}, ["machine", "threads = 0", "1 to"]),
+        ({"quick.machine.seconds": -2.0}, ["machine", "seconds = -2.0"]),
     ],
 )
 def test_a_bad_value_in_params_yaml(
     checkout: Checkout, refused: Callable[..., str], change: dict[str, object], said: list[str]
 ) -> None:
+    """Refused by the pipeline's first stage, before DVC deletes any other stage's outs."""
     checkout.edit_params(**change)
-    line = refused("steptime", "run", "measure")
+    line = refused("steptime", "fingerprint")
     assert line.startswith("steptime: params.yaml: ")
     assert not [word for word in said if word not in line], line
 
@@ -84,6 +88,12 @@ def test_an_unknown_notebook(refused: Callable[..., str]) -> None:
         (["--size", "medium"], "'medium'"),
         (["--batch", "many"], "'many'"),
         (["--bach", "4"], "--bach"),
+        (["--rounds", "0"], "rounds = 0"),
+        (["--budget", "0"], "budget_s = 0"),
+        (["--size", ""], "size = ''"),
+        (["--threads", "1", "--threads", "1"], "twice"),
+        (["--out", "README.md"], "--out = 'README.md'"),
+        (["--out", "/"], "--out = '/'"),
     ],
 )
 def test_a_bad_option_of_measure(refused: Callable[..., str], options: list[str], said: str) -> None:

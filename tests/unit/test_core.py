@@ -6,7 +6,7 @@ import pytest
 
 from steptime.core.claims import Figure, decide, read_paper
 from steptime.core.errors import InputError
-from steptime.core.files import project_root, read_json, read_yaml, rounded, write_json, write_text
+from steptime.core.files import project_root, read_json, read_yaml, rounded, write_json, write_text, write_texts
 from steptime.core.machine import read_machine
 from steptime.core.network import Layer, Network, Parameter
 from steptime.core.step import Task, Timeline
@@ -87,6 +87,34 @@ def test_a_good_machine_is_read(tmp_path):
     machine = read_machine(path)
     assert machine.cores == 2
     assert machine.links[0].beta_s_per_byte == 1e-9
+
+
+@pytest.mark.parametrize("place", ["a-file/below", "folder", "pipe", "/dev/null", "/proc/x.csv", "x" * 300])
+def test_a_place_that_cannot_be_written_is_one_line_and_unharmed(tmp_path, place):
+    (tmp_path / "a-file").write_text("kept")
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InputError) as error:
+        write_text(tmp_path / place, "text")
+    assert "choose another place" in one_line(error)
+    assert (tmp_path / "a-file").read_text() == "kept"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a-file", "folder", "pipe"]
+    assert os.stat("/dev/null").st_rdev == os.makedev(1, 3)
+
+
+def test_files_that_belong_together_are_all_written_or_none(tmp_path):
+    (tmp_path / "one").write_text("old")
+    (tmp_path / "two").mkdir()
+    with pytest.raises(InputError):
+        write_texts({tmp_path / "one": "new", tmp_path / "two": "new"})
+    assert (tmp_path / "one").read_text() == "old"
+
+
+def test_a_link_stays_a_link(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    write_text(tmp_path / "link", "text")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "target").read_text() == "text"
 
 
 def test_missing_and_binary_files_are_one_line(tmp_path):

@@ -7,6 +7,8 @@ import sys
 import pandas as pd
 import pytest
 from matplotlib.colors import to_hex, to_rgb
+from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from steptime.core.errors import InputError
 from steptime.report import figures, style
@@ -98,6 +100,35 @@ def test_predicted_measured_draws_the_ratio_and_its_interval() -> None:
     assert pytest.approx((0.8, 1.5)) in lines
 
 
+def test_a_wide_interval_is_cut_and_does_not_stretch_the_axis() -> None:
+    table = pd.DataFrame(
+        {"network": ["mlp", "lenet"], "framework": "torch", "measured_s": 0.01, "predicted_s": [0.012, 0.009]}
+    ).assign(lo_s=[4e-6, 0.0095], hi_s=[25.0, 0.0105])
+    figure = figures.predicted_measured(table)
+    axes = figure.axes[0]
+    low, high = axes.get_xlim()
+    assert 0.5 < low < 0.9
+    assert 1.2 < high < 2
+    cut = {(line.get_marker(), *line.get_xdata()) for line in axes.lines if line.get_marker() in ("<", ">")}
+    assert cut == {("<", low), (">", high)}
+    assert _inside(figure, axes.texts)
+
+
+@pytest.mark.parametrize("draw", ["speed_up", "step_times"])
+def test_a_legend_of_many_entries_stays_inside(draw: str) -> None:
+    names = [f"tensorflow, variant {place}" for place in range(7)]
+    if draw == "speed_up":
+        table = pd.DataFrame({"schedule": names, "workers": 2, "speed_up": 1.5})
+        figure = figures.speed_up(table, panel=None)
+        legend = figure.legends[0]
+    else:
+        table = pd.DataFrame({"network": "mlp", "framework": names, "median_s": 1.0, "lo_s": 0.9, "hi_s": 1.1})
+        figure = figures.step_times(table)
+        legend = figure.axes[0].get_legend()
+    assert len(legend.get_texts()) >= len(names)
+    assert _inside(figure, legend.get_texts())
+
+
 @pytest.mark.parametrize("draw", [figures.step_times, figures.phases, figures.speed_up, figures.predicted_measured])
 def test_a_table_that_cannot_be_drawn_is_one_line(draw: object) -> None:
     with pytest.raises(InputError, match=r"column '\w+' is missing"):
@@ -128,6 +159,12 @@ def test_only_svg_is_written(tmp_path: object) -> None:
     with pytest.raises(InputError, match="SVG"):
         style.save(figures.step_times(TIMES), tmp_path / "figure.png")
     assert not list(tmp_path.iterdir())
+
+
+def _inside(figure: Figure, texts: list[Text]) -> bool:
+    figure.canvas.draw()
+    boxes = [text.get_window_extent() for text in texts]
+    return all(box.x0 >= 0 and box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1 for box in boxes)
 
 
 def _contrast(first: str, second: str) -> float:

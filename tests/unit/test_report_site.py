@@ -127,6 +127,63 @@ def test_the_index_gives_question_answers_headline_and_counts(built: Path) -> No
     assert sum(int(count.get_text()) for count in soup.select(".counts b")) == len(claims())
 
 
+def test_this_machine_is_shown_apart_and_only_where_it_was_measured(checkout: Path) -> None:
+    assert not _soup(checkout, "index").select("#this-machine")
+    local = {
+        "answers": ["Here lenet takes 9 ms (planted)."],
+        "figure": "headline.svg",
+        "columns": ["network", "torch_s"],
+        "table": [{"network": "lenet", "torch_s": 0.009}],
+        "caption": "One thread (planted).",
+    }
+    path = checkout / "data" / "derived" / "summary" / "local.json"
+    path.write_text(json.dumps(local))
+    build_site(checkout)
+    block = _soup(checkout, "index").select_one("section:has(> #this-machine)")
+    assert block.h2.get_text() == "This machine not part of the study"
+    assert [item.get_text() for item in block.select("li")] == local["answers"]
+    assert block.svg
+    assert [cell.get_text() for cell in block.select("td")] == ["lenet", "9.00"]
+    assert block.select_one("a[href='summary.html']")
+    path.write_text(json.dumps(local | {"figure": "gone.svg"}))
+    with pytest.raises(InputError, match=r"local.json: figure = 'gone.svg'"):
+        build_site(checkout)
+
+
+def test_an_answer_is_not_repeated_below_its_figure(built: Path) -> None:
+    assert _soup(built, "index").main.get_text().count("merging keeps the speed-up") == 1
+
+
+def test_no_unit_without_a_figure_and_small_units_are_written_small(checkout: Path) -> None:
+    path = checkout / "data" / "derived" / "claims" / "planted.json"
+    rows = json.loads(path.read_text())
+    rows[0] |= {"published": 8.5e-10, "ours": None, "ours_lo": None, "ours_hi": None, "unit": "s/B"}
+    path.write_text(json.dumps(rows))
+    build_site(checkout)
+    cells = [
+        cell.get_text().strip() for cell in _soup(checkout, "claims").select_one("#ledger tbody tr").select(".number")
+    ]
+    assert cells == ["0.85 ns/B", "–"]
+
+
+def test_mostly_disturbed_cases_are_marked_and_it_is_said_which_steps_count(checkout: Path) -> None:
+    path = checkout / "data" / "campaigns" / "planted-laptop" / "samples.csv"
+    samples = pd.read_csv(path)
+    late = samples["repeat"] >= 8
+    samples.loc[samples["run_id"].str.endswith("torch-mlp"), "is_disturbed"] = True
+    samples.loc[samples["run_id"].str.endswith("torch-lenet") & late, "is_disturbed"] = True
+    samples.to_csv(path, index=False)
+    build_site(checkout)
+    table = _soup(checkout, "campaigns").select_one("table")
+    rows = [[cell.get_text() for cell in row.select("td")] for row in table.select("tbody tr")]
+    place = [head.get_text() for head in table.select("th")].index("counted")
+    counted = {(row[0], row[1]): row[place] for row in rows}
+    assert counted["torch", "mlp"] == "all steps"
+    assert counted["torch", "lenet"] == "calm steps, under half"
+    assert counted["torch", "alexnet"] == "calm steps"
+    assert [bold.get_text() for bold in table.select("td.number strong")] == ["80.0 %", "100.0 %"]
+
+
 @pytest.mark.parametrize(
     ("lost", "stage"),
     [

@@ -15,7 +15,7 @@ import pandas as pd
 import pandera.pandas as pa
 
 from steptime.core.errors import InputError
-from steptime.core.files import read_text, write_text
+from steptime.core.files import read_text, write_texts
 
 SCHEMA_VERSION = 1
 PHASES = ("step", "io", "h2d", "forward", "backward", "update")
@@ -146,6 +146,8 @@ def read_campaign(folder: Path) -> Campaign:
 
 def check_campaign(campaign: Campaign, folder: Path) -> None:
     """What the columns alone cannot say: every sample has its run, every finished run its samples, no key twice."""
+    if campaign.runs.empty:
+        raise InputError(f"{folder / 'runs.csv'}: has no rows; a campaign has at least one run")
     known = set(campaign.runs["run_id"])
     orphans = campaign.samples.index[~campaign.samples["run_id"].isin(known)]
     if len(orphans):
@@ -201,11 +203,12 @@ def as_table(rows: Iterable[Mapping[str, Any]], schema: pa.DataFrameSchema) -> p
 
 
 def write_campaign(campaign: Campaign, folder: Path) -> None:
-    """Write both tables, each whole or not at all, sorted by key."""
+    """Write both tables sorted by key, both whole or neither."""
     runs = campaign.runs.sort_values("run_id", kind="stable")[list(RUN_COLUMNS)]
     samples = campaign.samples.sort_values(SAMPLE_KEY, kind="stable")[list(SAMPLE_COLUMNS)]
-    write_text(Path(folder) / "runs.csv", runs.to_csv(index=False, float_format="%.9g", lineterminator="\n"))
-    write_text(Path(folder) / "samples.csv", samples.to_csv(index=False, float_format="%.9g", lineterminator="\n"))
+    tables = {Path(folder) / "runs.csv": runs, Path(folder) / "samples.csv": samples}
+    form = {"index": False, "float_format": "%.9g", "lineterminator": "\n"}
+    write_texts({path: table.to_csv(**form) for path, table in tables.items()})
 
 
 def _check_header(path: Path, header: list[str] | None, names: list[str]) -> None:

@@ -21,7 +21,7 @@ Kind = Literal["measured", "emulated", "modelled", "simulated"]
 
 
 class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Figure(_Record):

@@ -32,18 +32,36 @@ def project_root(start: Path | None = None) -> Path:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write `text` to `path` through a temporary file in the same folder and a rename."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    """Write `text` to `path` through a temporary file in the same folder and a rename. See write_texts."""
+    write_texts({Path(path): text})
+
+
+def write_texts(texts: Mapping[Path, str]) -> None:
+    """Write files that belong together: all are prepared beside their places before the first is renamed.
+
+    Raises InputError for a place that cannot be written or that is no regular file.
+    """
+    prepared: dict[str, Path] = {}
     try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+        for given, text in texts.items():
+            # A link stays a link: what it points to is replaced.
+            path = Path(os.path.realpath(given))
+            try:
+                if path.exists() and not path.is_file():
+                    raise InputError(f"{given}: is no regular file and cannot be written; choose another place")
+                path.parent.mkdir(parents=True, exist_ok=True)
+                handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+                prepared[name] = path
+                with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
+                    file.write(text)
+                os.chmod(name, 0o644)
+            except OSError as error:
+                raise InputError(f"{given}: cannot be written ({error.strerror}); choose another place") from None
+        for name, path in prepared.items():
+            os.replace(name, path)
+    finally:
+        for name in prepared:
+            Path(name).unlink(missing_ok=True)
 
 
 def rounded(value: Any, digits: int = SIGNIFICANT_DIGITS) -> Any:
@@ -88,7 +106,7 @@ def read_yaml(path: Path) -> Any:
 def read_text(path: Path) -> str:
     """The UTF-8 text in `path`. Raises InputError when it is missing or not text."""
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8-sig")
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror}); check the path") from None
     except UnicodeDecodeError:

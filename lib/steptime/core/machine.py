@@ -12,7 +12,7 @@ NonNegative = Annotated[float, Field(ge=0)]
 
 
 class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Link(_Record):

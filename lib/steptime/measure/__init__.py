@@ -2,7 +2,7 @@
 
 from steptime.measure.add import add_campaign
 from steptime.measure.fingerprint import fingerprints, write_fingerprints
-from steptime.measure.peak_rates import peaks
+from steptime.measure.peak_rates import check_peaks, peaks
 from steptime.measure.plan import Case, Plan, read_plan
 from steptime.measure.rounds import measure
 
@@ -10,6 +10,7 @@ __all__ = [
     "Case",
     "Plan",
     "add_campaign",
+    "check_peaks",
     "fingerprints",
     "measure",
     "peaks",

@@ -12,17 +12,19 @@ from steptime.core.campaign import Campaign, read_campaign, write_campaign
 from steptime.core.errors import InputError
 from steptime.measure.provenance import ABSOLUTE_PATH
 
-NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
+NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,60}")
 
 
 def add_campaign(source: Path, name: str, root: Path) -> Path:
     """Copy the campaign in `source` to data/campaigns/NAME under `root`; the new folder.
 
     Raises InputError when it is not valid, names this host, its user, their home or an absolute path, or when the name
-    is taken or not of lower-case letters, digits and hyphens.
+    is taken or not of lower-case letters, digits and hyphens (61 at most).
     """
     if not NAME.fullmatch(name):
         raise InputError(f"campaign name {name!r}: use lower-case letters, digits and hyphens, a letter or digit first")
+    if name == "local":
+        raise InputError("campaign name 'local': is this machine's own measurement; choose another name")
     target = Path(root) / "data" / "campaigns" / name
     if target.exists():
         raise InputError(f"{target}: exists already; choose another name or remove it first")

@@ -6,7 +6,9 @@ import subprocess
 import sys
 from typing import Any
 
+from steptime.core.errors import InputError
 from steptime.measure.lock import measuring_lock
+from steptime.measure.provenance import cores_allowed
 
 MATRIX_ORDER = 1536
 COPY_BYTES = 2**28
@@ -53,13 +55,22 @@ print(json.dumps({
 """
 
 
+def check_peaks(threads: int, seconds: float, source: str) -> None:
+    """Raise InputError for threads that the machine does not have and seconds that take forever or none."""
+    if not 1 <= threads <= cores_allowed():
+        raise InputError(f"{source}: threads = {threads}: must be 1 to {cores_allowed()}, the cores allowed here")
+    if not 0 < seconds <= 3600:
+        raise InputError(f"{source}: seconds = {seconds}: must be above 0 and at most 3600")
+
+
 def peaks(threads: int = 1, seconds: float = 2.0) -> dict[str, Any]:
     """Medians over rounds that alternate both loads for `seconds`, at least five, after one of each to warm up.
 
     `peak_flops_per_s`: float32 product of two square matrices of MATRIX_ORDER, 2 n^3 operations. `memory_bytes_per_s`:
     copy of COPY_BYTES, counted twice (read and written) as STREAM counts. `timer_resolution_s`: least difference of two
-    reads of the clock. Raises InputError when another process is measuring.
+    reads of the clock. Raises InputError for a bad argument and when another process is measuring.
     """
+    check_peaks(threads, seconds, "peaks")
     limits = {f"{name}_NUM_THREADS": str(threads) for name in ("OMP", "OPENBLAS", "MKL", "BLIS")}
     command = [sys.executable, "-c", _PROGRAM, str(MATRIX_ORDER), str(COPY_BYTES), str(threads), str(seconds)]
     with measuring_lock():

@@ -83,6 +83,13 @@ class Plan(BaseModel):
     def _known_networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         return _known(value, networks.NAMES)
 
+    @checks("devices", "threads", "inputs")
+    @classmethod
+    def _each_once(cls, value: tuple[Any, ...]) -> tuple[Any, ...]:
+        if len(set(value)) < len(value):
+            raise ValueError("a value comes twice; remove one")
+        return value
+
     @checks("dtypes")
     @classmethod
     def _known_dtypes(cls, value: tuple[str, ...]) -> tuple[str, ...]:

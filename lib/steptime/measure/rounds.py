@@ -51,7 +51,8 @@ class _Campaign:
         store = Partial(partial, self.plan, keys, fresh=fresh)
         kept = store.kept()
         self.report(
-            f"{len(keys)} cases, {self.plan.min_rounds} to {self.plan.rounds} rounds; kept {len(kept)} finished runs"
+            f"{len(keys)} cases, at most {self.plan.rounds} rounds and {self.plan.budget_s:g} s; "
+            f"kept {len(kept)} finished runs"
         )
         reason = self._rounds(store, kept)
         self._write(out, reason)
@@ -127,8 +128,10 @@ class _Campaign:
         write_campaign(campaign_of(runs, out.name), out)
         finished = sum(run.is_finished for run in runs)
         failed = sum(run.row["status"] == "failed" for run in runs)
+        rounds = len({run.row["round"] for run in self.runs.values()})
         self.report(
-            f"{finished} runs finished, {failed} failed, {len(self.impossible)} cases not run here; stopped by {reason}"
+            f"{finished} runs finished, {failed} failed, {len(self.impossible)} cases not run here; "
+            f"stopped by {reason} after {rounds} rounds"
         )
 
     def _line(self, visit: Visit, run: Run) -> str:

@@ -69,8 +69,9 @@ def check_observed(table: pd.DataFrame, kind: Kind, source: Path | str = "observ
     table = _checked(table, (*kind.key, kind.time, kind.std), kind, source)
     if table.empty:
         raise InputError(f"{source}: has no rows; add at least one observation")
-    table[kind.time] = _numbers(table, kind.time, source, "a time above 0 s", lambda v: v > 0)
-    table[kind.std] = _numbers(table, kind.std, source, "0 or more, or empty", lambda v: v >= 0, may_be_empty=True)
+    table[kind.time] = _numbers(table, kind.time, source, "above 0 s, 1e-12 to 1e9", lambda v: v.between(1e-12, 1e9))
+    expected = "0 to 1e9 s, or empty"
+    table[kind.std] = _numbers(table, kind.std, source, expected, lambda v: v.between(0, 1e9), may_be_empty=True)
     return table
 
 
@@ -103,7 +104,7 @@ def _checked(table: pd.DataFrame, columns: tuple[str, ...], kind: Kind, source: 
     _refuse(groups == "", table, "group", source, "a name")
     table["group"] = groups
     for name in ("workers", "nodes", kind.size):
-        table[name] = _numbers(table, name, source, "a whole number from 1", lambda v: (v >= 1) & (v == np.floor(v)))
+        table[name] = _numbers(table, name, source, "a whole number from 1 to 1e15", _is_count)
     _refuse(table["nodes"] > table["workers"], table, "nodes", source, "at most the number of workers")
     twice = table.duplicated(list(kind.key))
     if twice.any():
@@ -111,6 +112,10 @@ def _checked(table: pd.DataFrame, columns: tuple[str, ...], kind: Kind, source: 
         point = ", ".join(f"{name} {table[name][row]}" for name in kind.key)
         raise InputError(f"{source}: line {row + 2}: {point}: repeats an earlier point; remove or average the rows")
     return table
+
+
+def _is_count(values: pd.Series) -> pd.Series:
+    return (values >= 1) & (values <= 1e15) & (values == np.floor(values))
 
 
 def _numbers(

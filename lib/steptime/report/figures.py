@@ -4,9 +4,11 @@ Frameworks and schedules have one colour everywhere; how a number was got (`kind
 `style.use()` once before.
 """
 
+import math
 import textwrap
 from collections.abc import Sequence
 
+import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
@@ -36,6 +38,12 @@ _WIDE_RANGE = 12
 """A larger ratio between the longest and the shortest time is drawn on a logarithmic axis."""
 _MANY_DECADES = 1000
 """Beyond this ratio only powers of ten are labelled."""
+_LETTER_PT, _HANDLE_PT = 5.6, 44
+"""Width of a legend's letter, and of its mark with the space around."""
+_INTERVAL_ROOM = 1.5
+"""An interval widens an axis of ratios by at most this factor beyond the points; the rest is cut."""
+_WIDE_RATIOS = 4
+"""Ratios that differ by more are drawn on a logarithmic axis."""
 
 
 def step_times(table: pd.DataFrame, title: str = "Time of one training step") -> Figure:
@@ -134,7 +142,7 @@ def speed_up(
     handles = [_line(value, kind) for value, kind in _pairs(table, series)]
     handles.append(Line2D([], [], color=colour("muted"), linewidth=0.9, label="ideal"))
     figure.suptitle(_lines(title), x=0.01, ha="left", fontsize=11, fontweight="bold")
-    figure.legend(handles=handles, loc="outside lower left", ncols=min(len(handles), 4 if len(handles) < 5 else 3))
+    figure.legend(handles=handles, loc="outside lower left", ncols=_legend_columns(handles, figure.get_figwidth() * 72))
     return figure
 
 
@@ -151,17 +159,16 @@ def predicted_measured(table: pd.DataFrame, title: str = "Predicted over measure
     axes = figure.subplots()
     axes.axvspan(0.9, 1.1, color=colour("grid"), linewidth=0, alpha=0.6)
     axes.axvline(1.0, color=colour("muted"), linewidth=0.9)
+    limits = _ratio_limits(table)
     for row in table.itertuples():
         y = networks.index(row.network) + _dodge(frameworks.index(row.framework), len(frameworks))
         ratio = row.predicted_s / row.measured_s
         ends = (row.predicted_s / row.hi_s, row.predicted_s / row.lo_s) if "lo_s" in table else (ratio, ratio)
-        _interval(axes, ends, y, row.framework)
+        _interval(axes, ends, y, row.framework, limits)
         axes.plot([ratio], [y], **mark(row.kind, row.framework) | {"linestyle": "none"})
-        axes.annotate(f"{ratio:.2f}", (max(ends), y), (8, 0), textcoords="offset points", va="center", fontsize=9)
-    low, high = axes.get_xlim()
-    axes.set_xlim(min(low, 0.85), max(high, 1.15) + 0.08 * (high - low))
-    axes.set_xlabel("predicted / measured (line: 95 % interval of the measured time)")
-    axes.xaxis.grid(True)
+        axes.text(1.02, y, f"{ratio:.2f}", transform=axes.get_yaxis_transform(), va="center", fontsize=9)
+    _ratios_axis(axes, limits)
+    axes.set_xlabel("predicted / measured (line: 95 % interval of the measured time; arrow: it goes on)")
     _rows_axis(axes, networks)
     handles = [_dot(name, kind) for name, kind in _pairs(table, "framework")]
     _legend(axes, [*handles, Patch(facecolor=colour("grid"), label="within 10 %")], title)
@@ -209,9 +216,40 @@ def _line(name: str, kind: str) -> Line2D:
     return Line2D([], [], **mark(kind, name), markersize=4.5, label=f"{_label(name)}, {kind}")
 
 
-def _interval(axes: Axes, ends: tuple[float, float], y: float, of: str) -> None:
-    """A line with caps, so that an interval narrower than its mark is seen to be there."""
-    axes.plot(ends, [y, y], color=colour(of), linewidth=1.6, marker="|", markersize=8, markeredgewidth=1.4)
+def _interval(
+    axes: Axes, ends: tuple[float, float], y: float, of: str, limits: tuple[float, float] = (-math.inf, math.inf)
+) -> None:
+    """A line with caps, so that an interval narrower than its mark is seen to be there; an arrow where `limits` cut it.
+
+    `ends` and `limits`: low, high.
+    """
+    cut = [ends[0] < limits[0], ends[1] > limits[1]]
+    drawn = [max(ends[0], limits[0]), min(ends[1], limits[1])]
+    line = axes.plot(drawn, [y, y], color=colour(of), linewidth=1.6, marker="|", markersize=8, markeredgewidth=1.4)[0]
+    line.set_markevery([place for place in (0, 1) if not cut[place]])
+    for place in (0, 1):
+        if cut[place]:
+            axes.plot(drawn[place], y, color=colour(of), marker="<>"[place], markersize=5.5, clip_on=False)
+
+
+def _ratio_limits(table: pd.DataFrame) -> tuple[float, float]:
+    """Ends of an axis for predicted / measured: all points and the band; of the intervals what is near them."""
+    ratio = table["predicted_s"] / table["measured_s"]
+    low, high = min(ratio.min(), 0.9), max(ratio.max(), 1.1)
+    if "lo_s" in table:
+        low = max(min(low, (table["predicted_s"] / table["hi_s"]).min()), low / _INTERVAL_ROOM)
+        high = min(max(high, (table["predicted_s"] / table["lo_s"]).max()), high * _INTERVAL_ROOM)
+    return low / 1.05, high * 1.05
+
+
+def _ratios_axis(axes: Axes, limits: tuple[float, float]) -> None:
+    if limits[1] / limits[0] > _WIDE_RATIOS:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.xaxis.minorticks_off()
+    axes.set_xlim(limits)
+    axes.xaxis.grid(True)
 
 
 def _curves(axes: Axes, table: pd.DataFrame, series: str) -> None:
@@ -248,17 +286,28 @@ def _rows_axis(axes: Axes, names: Sequence[str]) -> None:
 
 
 def _legend(axes: Axes, handles: Sequence[Line2D | Patch], title: str) -> None:
-    """Legend in one line between title and axes."""
+    """Legend between title and axes, in one line where it fits."""
+    names = max(len(label.get_text()) for label in axes.get_yticklabels())
+    columns = _legend_columns(handles, axes.figure.bbox.width / axes.figure.dpi * 72 - _LETTER_PT * names)
     axes.legend(
         handles=list(handles),
         loc="lower left",
         bbox_to_anchor=(-0.01, 1.0),
-        ncols=len(handles),
+        ncols=columns,
         columnspacing=1.2,
         handletextpad=0.4,
         borderaxespad=0.3,
     )
-    axes.set_title(_lines(title), pad=28)
+    axes.set_title(_lines(title), pad=14 + 14 * math.ceil(len(handles) / columns))
+
+
+def _legend_columns(handles: Sequence[Line2D | Patch], room_pt: float) -> int:
+    """The most columns of a legend that fit into `room_pt`; columns are filled one after the other."""
+    widths = [_LETTER_PT * len(str(handle.get_label())) + _HANDLE_PT for handle in handles]
+    for columns in range(len(handles), 1, -1):
+        if sum(part.max() for part in np.array_split(widths, columns)) <= room_pt:
+            return columns
+    return 1
 
 
 def _lines(title: str) -> str:

@@ -2,7 +2,6 @@
 
 import math
 import re
-from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urldefrag
@@ -10,6 +9,7 @@ from urllib.parse import unquote, urldefrag
 import numpy as np
 import pandas as pd
 from bs4 import BeautifulSoup, Tag
+from markupsafe import Markup, escape
 
 from steptime.report.style import THEME
 
@@ -34,9 +34,12 @@ def exact(value: float | None) -> str:
     return "–" if value is None else f"{value:,.10g}".replace(",", "\u202f")
 
 
-def percent(share: float | None) -> str:
-    """A share between 0 and 1 as a percentage."""
-    return "–" if share is None or pd.isna(share) else f"{100 * share:.1f} %"
+def share(value: float | None) -> str:
+    """A share between 0 and 1 as a percentage, bold above a half."""
+    if value is None or pd.isna(value):
+        return "–"
+    text = f"{100 * value:.1f} %"
+    return Markup("<strong>{}</strong>").format(text) if value > 0.5 else text
 
 
 def figure(svg: str, label: str, key: str) -> str:
@@ -56,6 +59,8 @@ def figure(svg: str, label: str, key: str) -> str:
         for name, (light, _) in THEME.items():
             body = body.replace(light, f"var(--{name.replace('_', '-')})")
         body = re.sub(r"'DejaVu Sans'[^;\"]*", "var(--sans)", body)
+        # the paper of figure and axes is the page's, whose shadows tell that there is more to scroll to
+        body = body.replace('style="fill: var(--paper)"', 'style="fill: none"')
     paper = "" if is_ours else " on-paper"
     body = re.sub(r"\n\s*", "\n", body).strip()
     # as wide as drawn where there is room; on a phone, scrolled rather than too small to read
@@ -154,7 +159,7 @@ def _cell(value: object) -> str:
         return "yes" if value else "no"
     if isinstance(value, int | float | np.number) or value is None:
         return number(value)  # type: ignore[arg-type]
-    return str(value)
+    return value if isinstance(value, str) else str(value)
 
 
 def _decimals(value: float, digits: int) -> int:

@@ -57,13 +57,14 @@ class Recorded:
         return _pairs(self.campaign.runs.dropna(subset="framework_version"), "framework", "framework_version")
 
     def cases(self) -> pd.DataFrame:
-        """One row a case that ran: its columns, processes, timed steps, share disturbed, why sampling stopped."""
+        """One row a case that ran: its columns, processes, timed steps, share disturbed, which count, why it stopped."""
         runs = self.campaign.runs
         finished = runs[runs["status"] == "finished"]
         samples = self.campaign.samples
         steps = samples[(samples["phase"] == "step") & ~samples["is_warmup"] & samples["layer"].isna()]
         joined = steps.merge(finished[["run_id", "case_id"]], on="run_id")
         by_case = joined.groupby("case_id")["is_disturbed"].agg(["size", "mean"])
+        calm = joined[~joined["is_disturbed"]].groupby("case_id")["run_id"].nunique()
         rows = []
         for case_id, part in finished.groupby("case_id", sort=True):
             steps_of = by_case.loc[case_id] if case_id in by_case.index else {"size": 0, "mean": float("nan")}
@@ -73,10 +74,13 @@ class Recorded:
                     "processes": len(part),
                     "timed steps": int(steps_of["size"]),
                     "disturbed": steps_of["mean"],
+                    "counted": _counted(steps_of["mean"], calm.get(case_id, 0)),
                     "stopped because": _listed(part["stop_reason"]),
                 }
             )
-        table = pd.DataFrame(rows, columns=[*CASE, "processes", "timed steps", "disturbed", "stopped because"])
+        table = pd.DataFrame(
+            rows, columns=[*CASE, "processes", "timed steps", "disturbed", "counted", "stopped because"]
+        )
         return table.drop(columns=[name for name, _ in self.common()])
 
     def common(self) -> list[tuple[str, str]]:
@@ -112,6 +116,13 @@ def campaigns_of(stage: str, root: Path, known: list[Recorded]) -> list[Recorded
             names |= set(pd.read_csv(path, usecols=["campaign"])["campaign"])
     used = [item for item in known if item.name in names]
     return used or known
+
+
+def _counted(share_disturbed: float, calm_processes: int) -> str:
+    """Which steps an estimate rests on, as `core.statistics.usable` selects them."""
+    if calm_processes < 2:
+        return "all steps"
+    return "calm steps, under half" if share_disturbed > 0.5 else "calm steps"
 
 
 def _pairs(table: pd.DataFrame, first: str, second: str) -> list[tuple[Any, Any]]:

@@ -24,7 +24,7 @@ from steptime.report import markup, provenance
 from steptime.report.notebooks import TEMPLATES, NotebookPage, read_pages
 from steptime.report.provenance import Recorded
 from steptime.report.style import THEME
-from steptime.report.summary import Summary, figure_path, read_summary
+from steptime.report.summary import Local, Summary, figure_path, read_local, read_summary
 
 LARGEST_PAGE_BYTES = 2_000_000
 
@@ -78,6 +78,7 @@ class _Content:
     root: Path
     notebooks: list[NotebookPage]
     summary: Summary
+    local: Local | None
     recorded: list[Recorded]
     ledger: list[LedgerRow]
     machines: list[Machine]
@@ -91,7 +92,7 @@ class _Content:
             validated(Link, read_yaml(path), path) for path in sorted((root / "data" / "machines").glob("links/*.yaml"))
         ]
         recorded = provenance.recorded(root)
-        return cls(root, notebooks, read_summary(root), recorded, read_ledger(root), machines, links)
+        return cls(root, notebooks, read_summary(root), read_local(root), recorded, read_ledger(root), machines, links)
 
 
 def read_ledger(root: Path) -> list[LedgerRow]:
@@ -153,10 +154,23 @@ def _index(content: _Content, scratch: Path) -> dict[str, Any]:
         "summary": summary,
         "figures": figures,
         "table": Markup(markup.table(summary.headline.frame())) if summary.headline else "",
+        **_local(content),
         "pages": content.notebooks,
         "verdict_counts": [(verdict, counts[verdict]) for verdict in get_args(Verdict) if counts[verdict]],
         "recorded": content.recorded,
         "data": _by_folder(_data_files(scratch)),
+    }
+
+
+def _local(content: _Content) -> dict[str, Any]:
+    local = content.local
+    if local is None:
+        return {"local": None}
+    svg = read_text(figure_path(content.root, local.figure))
+    return {
+        "local": local,
+        "local_figure": Markup(markup.figure(svg, "Measured on this machine", "figure-local")),
+        "local_table": Markup(markup.table(local.frame())),
     }
 
 
@@ -181,8 +195,7 @@ def _environment() -> Environment:
         keep_trailing_newline=True,
     )
     environment.filters["number"] = markup.number
-    environment.filters["exact"] = markup.exact
-    environment.globals["percent"] = markup.percent
+    environment.globals |= {"number": markup.number, "exact": markup.exact, "share": markup.share}
     environment.filters["css_name"] = lambda name: name.replace("_", "-")
     environment.filters["slug"] = lambda text: text.replace(" ", "-").lower()
     environment.filters["table"] = lambda rows, caption="": Markup(markup.table(rows, caption))

@@ -1,4 +1,4 @@
-"""What the summary stage hands to the report: data/derived/summary/summary.json."""
+"""What the summary stage hands to the report: summary.json and local.json in data/derived/summary."""
 
 from pathlib import Path
 
@@ -35,6 +35,12 @@ class Headline(_Record):
         return pd.DataFrame([{name: row.get(name) for name in self.columns} for row in self.table])
 
 
+class Local(Headline):
+    """What the machine at hand measured: for its owner only, so neither the claims nor README.md use it."""
+
+    answers: tuple[str, ...]
+
+
 class Summary(_Record):
     """`campaigns`: the committed campaigns that the answers and the headline are made from; none: nothing committed."""
 
@@ -57,11 +63,25 @@ def read_summary(root: Path) -> Summary:
         raise InputError(f"{path}: is missing; run `steptime run summary` (or `dvc repro summary`) first")
     summary = validated(Summary, read_json(path), path)
     for name in summary.figures:
-        if not figure_path(root, name).is_file():
-            raise InputError(f"{path}: figure = {name!r}: is not in data/figures/summary; run `steptime run summary`")
+        _check_figure(root, path, name)
     return summary
+
+
+def read_local(root: Path) -> Local | None:
+    """This machine's part; None where nothing was measured here. Raises InputError when its figure is missing."""
+    path = root / "data" / "derived" / "summary" / "local.json"
+    if not path.is_file():
+        return None
+    local = validated(Local, read_json(path), path)
+    _check_figure(root, path, local.figure)
+    return local
 
 
 def figure_path(root: Path, name: str) -> Path:
     """Where the summary's figure `name` lies."""
     return root / "data" / "figures" / "summary" / name
+
+
+def _check_figure(root: Path, path: Path, name: str) -> None:
+    if not figure_path(root, name).is_file():
+        raise InputError(f"{path}: figure = {name!r}: is not in data/figures/summary; run `steptime run summary`")
