@@ -57,7 +57,7 @@ class Recorded:
         return _pairs(self.campaign.runs.dropna(subset="framework_version"), "framework", "framework_version")
 
     def cases(self) -> pd.DataFrame:
-        """One row a case that ran: its columns, processes, timed steps, share disturbed, which count, why it stopped."""
+        """One row a case that ran: its columns, processes, timed steps, share disturbed, which count, why it ended."""
         runs = self.campaign.runs
         finished = runs[runs["status"] == "finished"]
         samples = self.campaign.samples
