@@ -76,10 +76,11 @@ campaign = measure.measure(plan, folder / "raw", partial, report=progress)
 # %% [markdown]
 # ## Time of a step
 #
-# The median over processes with its 95 % interval, without warm-ups and without disturbed steps. A step is called
-# disturbed by what the system reports about it (waiting for a core, time taken by the hypervisor), never by its own
-# duration. The last column compares the step's floating-point operations with what this machine's matrix product
-# reaches.
+# The geometric mean over processes of each one's median step, with its 95 % interval, without warm-ups and without
+# disturbed steps. A step is called disturbed by what the system reports about it (waiting for a core, time taken by the
+# hypervisor), never by its own duration. A case that this leaves with fewer than two processes keeps all its steps, and
+# is marked: the disturbance was its normal condition. The last column compares the step's floating-point operations
+# with what this machine's matrix product reached in the notebook before; both move with the machine's load.
 
 # %%
 CASE = ["framework", "network", "batch", "device", "threads", "input"]
@@ -104,6 +105,7 @@ def row(case_id: str, of_case: pd.DataFrame) -> dict:
         "hi_s": found.hi_s,
         "processes": found.processes,
         "steps": found.samples,
+        "timed_steps": int((every["case_id"] == case_id).sum()),
         "disturbed_share": every.loc[every["case_id"] == case_id, "is_disturbed"].mean(),
         "flops": flops,
         "share_of_peak": flops / found.median_s / peak_flops_per_s,
@@ -120,7 +122,10 @@ pd.DataFrame(
             f"{lo * 1e3:.3g} – {hi * 1e3:.3g}" for lo, hi in zip(shown["lo_s"], shown["hi_s"], strict=True)
         ],
         "processes": shown["processes"],
-        "disturbed": shown["disturbed_share"].map(lambda share: f"{share:.1%}"),
+        "disturbed": [
+            f"{share:.1%}" + (", all kept" if share and kept == timed else "")
+            for share, kept, timed in zip(shown["disturbed_share"], shown["steps"], shown["timed_steps"], strict=True)
+        ],
         "of the machine's peak": shown["share_of_peak"].map(lambda share: f"{share:.0%}" if share == share else ""),
     }
 )
@@ -134,7 +139,8 @@ figure
 # %% [markdown]
 # ## Where the time goes
 #
-# Phases are timed in steps of their own, each ending in a synchronisation, so their sum is a little more than a step.
+# Phases are timed in steps of their own, each ending in a synchronisation, so their sum differs from a step: by a
+# little on a quiet machine, by much where something disturbed them. Medians over all repetitions.
 
 # %%
 phases = (

@@ -46,7 +46,8 @@ if not campaigns:
 #
 # The estimate is the geometric mean over processes of each one's median step, with a 95 % interval over processes.
 # Warm-ups are left out; so are steps that something outside the process disturbed, by a rule that never looks at the
-# step's own duration.
+# step's own duration. A case that this leaves with fewer than two processes keeps all its steps. Few processes make a
+# wide interval: with two, Student's factor is 12.7.
 
 # %%
 STEP_COLUMNS = ["campaign", "case_id", *CASE, "median_s", "lo_s", "hi_s", "processes", "samples", "disturbed_share"]
@@ -105,20 +106,22 @@ for setting, part in alone.groupby(SETTING):
 # %% [markdown]
 # ## Which framework is faster
 #
-# Paired by round, at 1 %: a pair counts as different only if the 99 % interval of the ratio excludes 1.
+# Paired by round, at 1 %: a pair counts as different only if the 99 % interval of the ratio excludes 1. Fewer than
+# three common rounds are not compared.
 
 # %%
+FEWEST_ROUNDS = 3
 PAIR = ["network", "size", "batch", "dtype", "device", "threads", "input"]
 COMPARISON_COLUMNS = ["campaign", *PAIR, "slower", "faster", "ratio", "lo", "hi", "p_value", "different"]
 
 
 def comparison_rows(name: str) -> list[dict]:
-    """One row a pair of frameworks that ran the same case in at least two common rounds."""
+    """One row a pair of frameworks that ran the same case in at least three common rounds."""
     rows = []
     for case, part in usable(campaigns[name].joined()).groupby(PAIR):
         of = dict(list(part.groupby("framework")))
         for first, second in combinations(sorted(of), 2):
-            if len(set(of[first]["round"]) & set(of[second]["round"])) < 2:
+            if len(set(of[first]["round"]) & set(of[second]["round"])) < FEWEST_ROUNDS:
                 continue
             slower, faster = first, second
             found = compare(of[slower], of[faster])

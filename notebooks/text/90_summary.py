@@ -42,7 +42,8 @@ if len(speed_up) and asked.empty:
     raise InputError(f"summary: {link}, {workers} workers: were not predicted; there are {known}")
 
 # %% [markdown]
-# Of a campaign's settings one is its main one: a GPU before a CPU, then the fewest threads.
+# Where a campaign was measured in several settings, the answers are about one: a GPU before a CPU, then the fewest
+# threads.
 
 # %%
 
@@ -87,7 +88,8 @@ def which_framework(campaign: str) -> str:
     equal = ", ".join(pairs.loc[~pairs["different"], "network"])
     if equal:
         said.append(f"no difference can be told on {equal}")
-    return f"{'; '.join(said)} ({where(campaign)}; measured, paired by round, at 1 %)."
+    text = "; ".join(said)
+    return f"{text[:1].upper()}{text[1:]} ({where(campaign)}; measured, paired by round, at 1 %)."
 
 
 def where_time_goes(campaign: str) -> str:
@@ -148,6 +150,17 @@ def headline_table(campaigns: list[str]) -> pd.DataFrame:
     return table if len(campaigns) > 1 else table.drop(columns="campaign")
 
 
+def readable(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with times in ms, three digits."""
+    shown = table.astype(object).copy()
+    for name in table.columns:
+        if name.endswith("_s"):
+            shown[name] = (1e3 * table[name]).map(lambda ms: f"{ms:.3g}")
+        elif name.startswith("speed-up"):
+            shown[name] = table[name].map(lambda value: "–" if pd.isna(value) else f"{value:.3g}")
+    return shown.rename(columns={name: f"{name[:-2]}, ms" for name in table.columns if name.endswith("_s")})
+
+
 def draw(campaigns: list[str], title: str) -> Figure:
     """Step times of the campaigns' main settings."""
     parts = [part_of(steps, campaign) for campaign in campaigns]
@@ -183,6 +196,7 @@ for campaign in committed:
         style.save(draw_speed_up(campaign), folder / f"figures/speed-up-{campaign}.svg")
 
 line = published_steps[published_steps["how"] == "line through the log"]
+bench = published_steps.loc[published_steps["how"] == "all-reduce benchmark", "error"]
 curves = pd.concat(
     [
         line.assign(kind="modelled"),
@@ -195,8 +209,10 @@ style.save(
 )
 answers += [
     {
-        "text": "From the published layer log of one schedule, the published steps of all three on "
-        f"{span(line['nodes'], '{}')} K80 nodes are predicted to within {span(line['error'], '{:+.1%}')} (modelled).",
+        "text": "A line through the all-reduce times of one schedule's published log (wait-free) predicts the "
+        f"published steps of that schedule and two others on {span(line['nodes'], '{}')} K80 nodes to within "
+        f"{span(line['error'], '{:+.1%}')}; an independent all-reduce benchmark, to within {span(bench, '{:+.1%}')} "
+        "(modelled).",
         "figure": "published.svg",
     },
     {
@@ -221,7 +237,7 @@ if committed:
         "columns": list(table.columns),
         "table": table.astype(object).where(table.notna(), None).to_dict("records"),
     }
-    display(figure, table)
+    display(figure, readable(table))
 else:
     display(Markdown("No campaign is committed yet: `steptime campaign add NAME` makes one part of the study."))
 write_json(
@@ -245,7 +261,18 @@ if "local" in set(steps.loc[steps["input"] == "sequential", "campaign"]):
     style.save(figure, folder / "figures/local.svg")
     table = headline_table(["local"])
     write_text(folder / "derived/local.csv", table.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
-    display(Markdown("\n".join(f"{place}. {text}" for place, text in enumerate(answers_of("local"), start=1))))
-    display(figure, table)
+    told = answers_of("local")
+    write_json(
+        folder / "derived/local.json",
+        {
+            "answers": told,
+            "figure": "local.svg",
+            "caption": f"Median step with its 95 % interval over processes, measured ({where('local')}).",
+            "columns": list(table.columns),
+            "table": table.astype(object).where(table.notna(), None).to_dict("records"),
+        },
+    )
+    display(Markdown("\n".join(f"{place}. {text}" for place, text in enumerate(told, start=1))))
+    display(figure, readable(table))
 else:
     display(Markdown("This machine has not been measured: `steptime run measure`."))

@@ -69,7 +69,8 @@ def check_observed(table: pd.DataFrame, kind: Kind, source: Path | str = "observ
     table = _checked(table, (*kind.key, kind.time, kind.std), kind, source)
     if table.empty:
         raise InputError(f"{source}: has no rows; add at least one observation")
-    table[kind.time] = _numbers(table, kind.time, source, "above 0 s, 1e-12 to 1e9", lambda v: v.between(1e-12, 1e9))
+    expected = "a time above 0 s, 1e-12 to 1e9"
+    table[kind.time] = _numbers(table, kind.time, source, expected, lambda v: v.between(1e-12, 1e9))
     expected = "0 to 1e9 s, or empty"
     table[kind.std] = _numbers(table, kind.std, source, expected, lambda v: v.between(0, 1e9), may_be_empty=True)
     return table
