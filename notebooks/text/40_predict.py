@@ -525,8 +525,8 @@ claim(
     ours=100 * float(apart.mean()) if len(pairs) else None,
     holds=bool(len(pairs)) and bool(apart.all()),
     in_shape=bool(apart.any()),
-    tolerance="different at 1 %, paired by round; holds: in every case; in shape: in some; inconclusive: in none, with an "
-    f"interval wider than {BOUND:.0%}",
+    tolerance="different at 1 %, paired by round; holds: in every case; in shape: in some; inconclusive: in none, with "
+    f"an interval wider than {BOUND:.0%}",
     how="step times of each network in each framework, rounds interleaved",
     why="; ".join(
         f"{row.network} ({row.device}): {row.faster} by {row.ratio:.2f} times" for row in pairs[apart].itertuples()
