@@ -13,8 +13,9 @@ import pytest
 
 from steptime import frameworks, networks
 from steptime.core.campaign import read_campaign
+from steptime.core.statistics import half_width
 from steptime.measure import Plan, lock
-from steptime.measure.benchmarks import harness_cost, judge_a_a
+from steptime.measure.benchmarks import harness_cost, judge_a_a, spread_allowed
 from steptime.measure.run import build, disturbed
 
 PROGRAM = """
@@ -110,6 +111,13 @@ def test_a_a_on_planted_children() -> None:
     assert noisy["found_planted"] < 200, "3 % cannot be seen through 5 % of noise"
     assert not noisy["met"]
     assert any("not met" in line for line in lines)
+
+
+def test_the_noise_that_is_said_to_be_allowed_is() -> None:
+    spread, rounds = spread_allowed(10), 10
+    differences = np.random.default_rng(4).normal(np.log(1.03), spread * np.sqrt(2), (20_000, rounds))
+    found = np.abs(differences.mean(axis=1)) > half_width(differences, 0.99)
+    assert found.mean() == pytest.approx(0.9, abs=0.01)
 
 
 def test_a_a_pairs_neighbours_so_that_drift_does_not_blur() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy import stats
+from scipy import optimize, stats
 
 from steptime import frameworks, networks
 from steptime.core.campaign import write_campaign
@@ -110,7 +110,10 @@ def judge_a_a(medians_s: np.ndarray, pairs: int, rounds: int, report: Callable[[
         f"planted {PLANTED - 1:.0%}: found in {found} of {pairs} pairs "
         f"(goal: at least {DETECTION_GOAL * pairs:.0f}: {_met(found >= DETECTION_GOAL * pairs)})"
     )
-    report(f"between-process standard deviation: {spread:.2%} of the step time, {rounds} children a side")
+    report(
+        f"between-process standard deviation: {spread:.2%} of the step time, {rounds} children a side; "
+        f"to find {PLANTED - 1:.0%} in {DETECTION_GOAL:.0%} of pairs it may be {spread_allowed(rounds):.2%} at most"
+    )
     return result
 
 
@@ -127,6 +130,16 @@ def _recorded(children: int, report: Callable[[str], None]) -> list[Run]:
         if len(runs) % 10 == 0:
             report(f"{len(runs)} of {children} children recorded")
     return runs
+
+
+def spread_allowed(rounds: int) -> float:
+    """The largest between-process standard deviation at which `compare` finds PLANTED as often as DETECTION_GOAL asks.
+
+    The power of Student's t test on `rounds` differences, each with twice the variance of one process.
+    """
+    critical = stats.t.ppf(1 - LEVEL / 2, rounds - 1)
+    noncentrality = optimize.brentq(lambda nc: stats.nct.sf(critical, rounds - 1, nc) - DETECTION_GOAL, 0, 100)
+    return float(np.log(PLANTED) * np.sqrt(rounds / 2) / noncentrality)
 
 
 def _met(met: bool) -> str:
