@@ -93,7 +93,7 @@ class _Campaign:
         if done >= self.plan.min_rounds and all(self._is_settled(case, done) for case in self._possible()):
             return "target"
         spent = sum(run.row["duration_s"] for run in self.runs.values())
-        if done >= 2 and spent * (done + 1) / done > self.plan.budget_s:
+        if 2 <= done < self.plan.rounds and spent * (done + 1) / done > self.plan.budget_s:
             return "budget"
         return None
 

@@ -191,8 +191,9 @@ def _timed(
     timed = child.request("steps", count=count)
     gpu = gpus()[0] if visit.case.device == "cuda" else {}
     profiled = visit.round < plan.profile_rounds
-    phases = child.request("phases", count=plan.phase_samples)["samples"] if profiled and plan.phase_samples else []
-    layers = child.request("layers", count=plan.layer_samples)["samples"] if profiled and plan.layer_samples else []
+    # The first repetition of each warms up what the whole steps did not use, and is flagged.
+    phases = child.request("phases", count=1 + plan.phase_samples)["samples"] if profiled and plan.phase_samples else []
+    layers = child.request("layers", count=1 + plan.layer_samples)["samples"] if profiled and plan.layer_samples else []
     memory = child.request("memory")
     facts = {
         "status": "finished",
@@ -249,7 +250,7 @@ def _step_rows(warm: list[dict[str, Any]], timed: list[dict[str, Any]]) -> list[
 def _phase_rows(samples: list[dict[str, float]]) -> list[dict[str, Any]]:
     """The phases of steps taken apart, but for their reading: the whole steps have more of it."""
     return [
-        {"phase": phase, "repeat": repeat, "is_warmup": False, "is_disturbed": False, "time_s": sample[phase]}
+        {"phase": phase, "repeat": repeat, "is_warmup": repeat == 0, "is_disturbed": False, "time_s": sample[phase]}
         for repeat, sample in enumerate(samples)
         for phase in PHASES
     ]
@@ -261,7 +262,7 @@ def _layer_rows(samples: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
             "phase": phase,
             "layer": layer["layer"],
             "repeat": repeat,
-            "is_warmup": False,
+            "is_warmup": repeat == 0,
             "is_disturbed": False,
             "time_s": layer[f"{phase}_s"],
         }
