@@ -232,8 +232,8 @@ if committed:
     write_text(folder / "derived/headline.csv", table.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
     headline = {
         "figure": "headline.svg",
-        "caption": "Median step with its 95 % interval over processes, measured; speed-up of the faster framework over "
-        f"{link}, merged gradients, modelled ({'; '.join(map(where, committed))}).",
+        "caption": "Median step with its 95 % interval over processes, measured; speed-up of the framework with the "
+        f"smaller median over {link}, merged gradients, modelled ({'; '.join(map(where, committed))}).",
         "columns": list(table.columns),
         "table": table.astype(object).where(table.notna(), None).to_dict("records"),
     }
