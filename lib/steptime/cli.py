@@ -147,7 +147,6 @@ def site() -> None:
 def measure(size: str | None, batch: int | None, out: Path | None, fresh: bool, **chosen: Any) -> None:
     """Measure step times here; what is not given is as in params.yaml. Interrupted, it goes on where it stopped."""
     from steptime import measure as measuring
-    from steptime.core.files import validated
     from steptime.notebook import stage_parameters
 
     root = _root()
@@ -156,7 +155,7 @@ def measure(size: str | None, batch: int | None, out: Path | None, fresh: bool, 
     values |= {key: list(value) if isinstance(value, tuple) else value for key, value in given.items()}
     if batch is not None:
         values["batch"] = dict.fromkeys(values["networks"], batch)
-    plan = validated(measuring.Plan, values, "measure")
+    plan = measuring.read_plan(values, "measure")
     out = root / "data/.scratch/measure" if out is None else out
     if not out.name or (out.exists() and not out.is_dir()):
         raise InputError(f"measure: --out = {str(out)!r}: must name a folder, one that is there or a new one")
