@@ -27,7 +27,7 @@ def versions():
     os.system("echo and one of a program")
     return {"framework": "1.2", "blas": "none"}
 
-def build(network, weights, batch, threads, learning_rate, seed, device):
+def build(network, weights, batch, threads, learning_rate, seed, device, dtype, mode):
     if learning_rate == 13:
         raise RuntimeError("first line\\nsecond line")
     return Trainer(network, weights)

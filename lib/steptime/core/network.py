@@ -76,13 +76,17 @@ class Layer:
 
 @dataclass(frozen=True)
 class Network:
-    """A shape-resolved network; the loss is the mean softmax cross-entropy over the batch. `size`: quick or full."""
+    """A shape-resolved network; the loss is the mean softmax cross-entropy over the batch. `size`: quick or full.
+
+    With a `vocabulary` the input is that many kinds of tokens, `input_shape` = (steps,); 0 means images.
+    """
 
     name: str
     size: str
     input_shape: tuple[int, ...]
     classes: int
     layers: tuple[Layer, ...]
+    vocabulary: int = 0
 
     @property
     def parameter_count(self) -> int:
@@ -119,4 +123,4 @@ class Network:
             )
             for layer in data["layers"]
         )
-        return cls(data["name"], data["size"], tuple(data["input_shape"]), data["classes"], layers)
+        return cls(data["name"], data["size"], tuple(data["input_shape"]), data["classes"], layers, data["vocabulary"])

@@ -5,7 +5,6 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -20,7 +19,14 @@ WORKER = Path(__file__).with_name("worker.py")
 
 
 class ChildError(RuntimeError):
-    """A child reported an error, died, or took too long: one line."""
+    """A child reported an error, died, or took too long: one line.
+
+    `kind`: "unsupported" (the framework cannot express what was asked), "out_of_memory", or "error".
+    """
+
+    def __init__(self, message: str, kind: str = "error") -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 class Child:
@@ -37,15 +43,22 @@ class Child:
         if device not in ("cpu", "cuda"):
             raise InputError(f"device = {device!r}: unknown; known: cpu, cuda")
         self.setting = setting
-        options = {"device": device, "cores": sorted(cores) if cores else None, "parent": os.getpid()}
+        chosen = SETTINGS[setting]
+        options = {
+            "device": device,
+            "cores": sorted(cores) if cores else None,
+            "mode": chosen.mode,
+            "dtypes": chosen.dtypes,
+            "parent": os.getpid(),
+        }
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  closed by close()
         self._received = b""
         self._process = subprocess.Popen(
-            [sys.executable, str(WORKER), str(SETTINGS[setting].adapter), json.dumps(options)],
+            [str(chosen.interpreter), str(WORKER), str(chosen.adapter), json.dumps(options)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
-            env=_environment(device, threads),
+            env=_environment(device, threads) | chosen.child_environment,
             bufsize=0,
         )
 
@@ -65,7 +78,7 @@ class Child:
         except BrokenPipeError:
             raise self._death(command) from None
         if "error" in answer:
-            raise ChildError(f"{self.setting}: {command}: {answer['error']}")
+            raise ChildError(f"{self.setting}: {command}: {answer['error']}", answer["kind"])
         return answer
 
     def close(self) -> None:

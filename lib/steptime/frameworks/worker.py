@@ -30,6 +30,47 @@ SCALE = np.float32(1 / 64)
 PR_SET_PDEATHSIG = 1
 
 
+def error_kind(error):
+    """Which of ChildError's kinds an exception of an adapter or its framework is."""
+    if isinstance(error, NotImplementedError):
+        return "unsupported"
+    name, text = type(error).__name__, str(error).lower()
+    signs = ("out of memory", "can't allocate memory", "cannot allocate memory", "resource_exhausted")
+    if isinstance(error, MemoryError) or name in ("OutOfMemoryError", "ResourceExhaustedError", "bad_alloc"):
+        return "out_of_memory"
+    return "out_of_memory" if any(sign in text for sign in signs) else "error"
+
+
+class Tokens(object):
+    """A fixed pool of token sequences and their labels, from a seed; each class has token frequencies of its own.
+
+    `shape` is (steps,); tokens are int64 below `vocabulary`.
+    """
+
+    def __init__(self, shape, vocabulary, classes, batch, seed):
+        random = np.random.RandomState(seed)
+        count = POOL_BATCHES * batch
+        self.batch = batch
+        self.labels = random.randint(0, classes, size=count).astype(np.int64)
+        favoured = random.randint(0, vocabulary, size=(classes, 8))
+        noise = random.randint(0, vocabulary, size=(count, *shape))
+        chosen = favoured[self.labels[:, None], random.randint(0, 8, size=noise.shape)]
+        self.tokens = np.where(random.uniform(size=noise.shape) < 0.5, chosen, noise).astype(np.int64)
+        self._random = random
+        self._order = np.arange(0)
+
+    def read(self):
+        """The next batch in shuffled order."""
+        if len(self._order) < self.batch:
+            self._order = self._random.permutation(len(self.labels))
+        chosen, self._order = self._order[: self.batch], self._order[self.batch :]
+        return self.tokens[chosen], self.labels[chosen]
+
+    def first(self):
+        """The same batch each time: the pool's first."""
+        return self.tokens[: self.batch], self.labels[: self.batch]
+
+
 class Images(object):
     """A fixed pool of uint8 images and their labels, from a seed; each class has a coarse pattern under noise.
 
@@ -155,9 +196,11 @@ def difference(before, after):
 class Worker(object):
     """The commands. `build` comes before all but `hello`."""
 
-    def __init__(self, adapter_path, device):
+    def __init__(self, adapter_path, device, mode, dtypes):
         self._adapter_path = adapter_path
         self._device = device
+        self._mode = mode
+        self._dtypes = dtypes
         self._loaded = None
         self._trainer = None
         self._images = None
@@ -172,15 +215,21 @@ class Worker(object):
     def build(self, network, batch, threads, seed, learning_rate, dtype="float32", input="sequential"):
         if input not in ("sequential", "prefetch"):
             raise ValueError("input = %r: unknown; known: sequential, prefetch" % input)
-        if dtype != "float32":
-            raise ValueError("dtype = %r: not built yet; known: float32" % dtype)
+        if dtype not in self._dtypes:
+            raise NotImplementedError("dtype = %r: not in this setting; known: %s" % (dtype, ", ".join(self._dtypes)))
         adapter = self._adapter()
         if isinstance(self._source, Prefetched):
             self._source.close()
         self._trainer = self._source = None
-        images = Images(network["input_shape"], network["classes"], batch, seed, adapter.CHANNELS_LAST)
+        shape, classes, vocabulary = network["input_shape"], network["classes"], network["vocabulary"]
+        if vocabulary:
+            images = Tokens(shape, vocabulary, classes, batch, seed)
+        else:
+            images = Images(shape, classes, batch, seed, adapter.CHANNELS_LAST)
         weights = initial_weights(network, seed)
-        self._trainer = adapter.build(network, weights, batch, threads, learning_rate, seed, self._device)
+        self._trainer = adapter.build(
+            network, weights, batch, threads, learning_rate, seed, self._device, dtype, self._mode
+        )
         self._images = images
         self._source = Prefetched(images) if input == "prefetch" else images
         return {"parameters": self._trainer.parameter_count(), "shapes": self._trainer.shapes(images.first()[0])}
@@ -227,6 +276,8 @@ class Worker(object):
     def phases(self, count):
         check_count(count)
         trainer, samples = self._ready(), []
+        if not hasattr(trainer, "phases"):
+            raise NotImplementedError("this setting runs the step whole: its phases cannot be timed")
         for _ in range(count):
             start = time.perf_counter()
             images, labels = self._source.read()
@@ -237,6 +288,8 @@ class Worker(object):
     def layers(self, count):
         check_count(count)
         trainer = self._ready()
+        if not hasattr(trainer, "layer_times"):
+            raise NotImplementedError("this setting fuses layers: none can be timed alone")
         return {"samples": [trainer.layer_times(*self._source.read()) for _ in range(count)]}
 
     def gradients(self, path):
@@ -322,7 +375,7 @@ def answer(worker, line):
     except Exception as error:
         traceback.print_exc()
         text = " ".join(str(error).split())
-        return {"error": "%s: %s" % (type(error).__name__, text[:500])}
+        return {"error": "%s: %s" % (type(error).__name__, text[:500]), "kind": error_kind(error)}
 
 
 def serve(worker, requests, answers):
@@ -355,7 +408,7 @@ def main():
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     requests = os.fdopen(os.dup(0), "r", encoding="utf-8")
-    serve(Worker(adapter_path, options["device"]), requests, answers)
+    serve(Worker(adapter_path, options["device"], options["mode"], options["dtypes"]), requests, answers)
     # The framework's own teardown can take seconds and has nothing to save.
     os._exit(0)
 

@@ -5,12 +5,15 @@ An adapter uses the standard library, numpy and its framework, and nothing of ou
 CHANNELS_LAST
     whether `images` come as (batch, height, width, channels) instead of (batch, channels, height, width).
 versions() -> {"framework": version, "blas": name of what multiplies matrices}
-build(network, weights, batch, threads, learning_rate, seed, device) -> trainer
+build(network, weights, batch, threads, learning_rate, seed, device, dtype, mode) -> trainer
     `network` is the description's JSON object, `weights` maps a parameter's name to its float32 array in the
     description's layout. The step is plain SGD on the mean softmax cross-entropy, batch norm with the batch's own
-    statistics (running ones are not kept, since nothing reads them), dropout on.
+    statistics (running ones are not kept, since nothing reads them), dropout on. `dtype` other than float32 is mixed
+    precision as the framework offers it: weights stay float32. `mode` is the Setting's. What the framework cannot
+    express raises NotImplementedError with the reason: that is an answer, not a failure.
 
-and the trainer, whose `images` are float32 and `labels` int64 arrays in host memory:
+and the trainer, whose `images` are float32 arrays (int64 (batch, steps) where the network has a vocabulary) and
+`labels` int64 arrays in host memory; without `phases` or `layer_times` where the setting has no such thing:
 
 step(images, labels) -> loss
     copy to the device, forward, backward, update, then wait for the device.

@@ -1,4 +1,4 @@
-"""TensorFlow 2, graph: the whole step is one tf.function. See adapters/__init__.py.
+"""TensorFlow 2. Mode "graph": the whole step is one tf.function. See adapters/__init__.py.
 
 Images and activations are channels-last inside; weights are transposed when they are loaded and gradients when they
 are handed out, among them the dense weights after a flatten, whose features are numbered channels-first outside.
@@ -27,7 +27,7 @@ def versions():
     return {"framework": tf.__version__, "blas": blas}
 
 
-def build(network, weights, batch, threads, learning_rate, seed, device):
+def build(network, weights, batch, threads, learning_rate, seed, device, dtype, mode):
     if tf.config.threading.get_intra_op_parallelism_threads() != threads:
         tf.config.threading.set_intra_op_parallelism_threads(threads)
     if tf.config.threading.get_inter_op_parallelism_threads() != 1:

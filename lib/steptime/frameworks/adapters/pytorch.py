@@ -1,4 +1,4 @@
-"""PyTorch, eager: one call of torch.nn.functional a layer, gradients by autograd. See adapters/__init__.py."""
+"""PyTorch. Mode "eager": one call of torch.nn.functional a layer, gradients by autograd. See adapters/__init__.py."""
 
 import re
 import time
@@ -14,7 +14,7 @@ def versions():
     return {"framework": torch.__version__, "blas": blas.group(1) if blas else "unknown"}
 
 
-def build(network, weights, batch, threads, learning_rate, seed, device):
+def build(network, weights, batch, threads, learning_rate, seed, device, dtype, mode):
     if torch.get_num_interop_threads() != 1:
         torch.set_num_interop_threads(1)
     torch.set_num_threads(threads)
