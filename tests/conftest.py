@@ -25,8 +25,66 @@ TINY = {
 }
 
 
+RUN_IN_CI = ("mxnet", "cntk")
+"""Environments whose frameworks must really run where CI says so (.ci/run sets CI) and their Pythons exist."""
+
+
+def may_skip(reason: str) -> bool:
+    """Is this reason for a skipped test on the list? One that is not fails the session: a test must not fade away."""
+    environment = re.search(r"steptime env create ([\w-]+)", reason)
+    if environment:
+        return not (os.environ.get("CI") and environment[1] in RUN_IN_CI and interpreter_of(environment[1]))
+    return any(re.search(pattern, reason) for pattern in ALLOWED_SKIPS)
+
+
+def interpreter_of(environment: str) -> bool:
+    """Whether this machine has the Python that the environment needs."""
+    from steptime.frameworks.environments import ENVIRONMENTS, find_python
+
+    return find_python(ENVIRONMENTS[environment].python) is not None
+
+
+ALLOWED_SKIPS = (
+    r"apt-get install .*chromium",
+    r"data/reports is not built here",
+    r"needs two cores",
+    r"no Python [\d.]+ under",
+    r"public measurements are not beside this checkout",
+    r"the kernel does not count run delays",
+    r"needs an NVIDIA GPU",
+)
+
+
+class SkipsChecked:
+    """Collects why tests were skipped, and fails the session over a reason that is not on the list."""
+
+    def __init__(self) -> None:
+        self.refused: dict[str, str] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._look_at(report)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        self._look_at(report)
+
+    def _look_at(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        if report.skipped and not hasattr(report, "wasxfail") and isinstance(report.longrepr, tuple):
+            reason = report.longrepr[2].removeprefix("Skipped: ")
+            if not may_skip(reason):
+                self.refused[report.nodeid] = reason
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self.refused and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        for nodeid, reason in self.refused.items():
+            terminalreporter.write_line(f"REFUSED SKIP {nodeid}: {reason} (not in tests/conftest.py)", red=True)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "gpu: needs an NVIDIA GPU")
+    config.pluginmanager.register(SkipsChecked())
 
 
 @dataclass(frozen=True)
