@@ -1,7 +1,7 @@
 """A network as every framework receives it: layers in execution order, shapes resolved, costs counted.
 
-Shapes are (channels, height, width) or (features,), without the batch; counts are per sample. This is the JSON that
-crosses to the workers, so it holds only strings, numbers and lists.
+Shapes are (channels, height, width), (steps, features) or (features,), without the batch; counts are per sample. This
+is the JSON that crosses to the workers, so it holds only strings, numbers and lists.
 """
 
 import json
@@ -14,6 +14,7 @@ KINDS = (
     "conv",
     "dense",
     "relu",
+    "sigmoid",
     "max_pool",
     "avg_pool",
     "global_avg_pool",
@@ -23,12 +24,28 @@ KINDS = (
     "add",
     "concat",
     "flatten",
+    "embedding",
+    "position",
+    "lstm",
+    "attention",
+    "token_dense",
+    "layer_norm",
+    "gelu",
+    "last",
+    "mean_steps",
 )
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """One trainable tensor: conv weights are (out, in / groups, height, width), dense weights (out, in)."""
+    """One trainable tensor. Its name is the layer's, a slash and its part:
+
+    conv weight (out, in / groups, height, width); dense, token_dense weight (out, in); bias (out,); batch_norm,
+    layer_norm scale, shift (channels or features,); embedding weight (vocabulary, features); position weight (steps,
+    features); lstm input_weight (4 x hidden, features), hidden_weight (4 x hidden, hidden), bias (4 x hidden,), rows by
+    gate: input, forget, cell, output; attention qkv_weight (3 x features, features), qkv_bias, rows by query, key,
+    value, each by head, and out_weight (features, features), out_bias.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -47,6 +64,7 @@ class Layer:
 
     `settings` by kind: conv out_channels, kernel, stride, pad, groups, bias; max_pool/avg_pool kernel, stride, pad;
     dense features, bias; lrn size, alpha, beta, k (alpha is divided by size, as in Caffe); dropout rate; batch_norm
+    epsilon; embedding vocabulary, features; lstm hidden; attention heads; token_dense features, bias; layer_norm
     epsilon. `kernel` and `stride` are [height, width]; `pad` is [top, bottom, left, right], explicit, so that no
     framework applies a convention of its own.
     """

@@ -1,4 +1,7 @@
-"""Puts layers together and infers their shapes: (channels, height, width) or (features,), without the batch."""
+"""Puts layers together and infers their shapes, without the batch.
+
+They are (channels, height, width) of images, (steps, features) of sequences, (features,) of flat layers.
+"""
 
 from typing import Any
 
@@ -10,6 +13,7 @@ INPUT = "input"
 """The name by which a layer refers to the network's input."""
 
 Shape = tuple[int, ...]
+Kernel = int | tuple[int, int]
 Pad = int | tuple[int, int, int, int]
 
 
@@ -34,11 +38,13 @@ def ceil_mode_padding(length: int, kernel: int, stride: int, pad: int) -> tuple[
 class Builder:
     """Collects layers in execution order. Every method adds one layer, fed by `source`, and returns its name.
 
-    A kernel that does not fit raises InputError naming the layer.
+    With a `vocabulary` the input is tokens, `input_shape` = (steps,). A kernel that does not fit raises InputError
+    naming the layer.
     """
 
-    def __init__(self, input_shape: Shape) -> None:
+    def __init__(self, input_shape: Shape, vocabulary: int = 0) -> None:
         self.input_shape = input_shape
+        self.vocabulary = vocabulary
         self.layers: list[Layer] = []
         self.shapes: dict[str, Shape] = {INPUT: input_shape}
         self._trained: dict[str, bool] = {INPUT: False}
@@ -48,27 +54,25 @@ class Builder:
         name: str,
         source: str,
         out_channels: int,
-        kernel: int,
+        kernel: Kernel,
         *,
         stride: int = 1,
         pad: Pad = 0,
         groups: int = 1,
         bias: bool = True,
     ) -> str:
-        """Convolution of a square kernel; channels are split into `groups` that do not see each other."""
+        """Convolution of a square or (height, width) kernel; `groups` of channels do not see each other."""
         channels = self.shapes[source][0]
         if channels % groups or out_channels % groups:
             raise InputError(f"{name}: {channels} channels to {out_channels} do not divide into {groups} groups")
         settings = _window(kernel, stride, pad) | {"out_channels": out_channels, "groups": groups, "bias": bias}
         shape = (out_channels, *self._windows(name, source, settings))
-        weight = Parameter(f"{name}/weight", (out_channels, channels // groups, kernel, kernel))
+        weight = Parameter(f"{name}/weight", (out_channels, channels // groups, *settings["kernel"]))
         return self._append(name, "conv", (source,), shape, settings, (weight, *_bias(name, out_channels, bias)))
 
     def dense(self, name: str, source: str, features: int, *, bias: bool = True) -> str:
         """Matrix product with every feature of a flat input."""
-        weight = Parameter(f"{name}/weight", (features, self.shapes[source][0]))
-        settings = {"features": features, "bias": bias}
-        return self._append(name, "dense", (source,), (features,), settings, (weight, *_bias(name, features, bias)))
+        return self._dense(name, "dense", source, features, bias)
 
     def max_pool(self, name: str, source: str, kernel: int, *, stride: int = 1, pad: Pad = 0) -> str:
         """Largest value of each window; padding never wins (it counts as minus infinity)."""
@@ -103,6 +107,13 @@ class Builder:
     def relu(self, name: str, source: str) -> str:
         return self._append(name, "relu", (source,), self.shapes[source], {})
 
+    def sigmoid(self, name: str, source: str) -> str:
+        return self._append(name, "sigmoid", (source,), self.shapes[source], {})
+
+    def gelu(self, name: str, source: str) -> str:
+        """x times the normal distribution's probability of less than x, exact (Hendrycks & Gimpel 2016)."""
+        return self._append(name, "gelu", (source,), self.shapes[source], {})
+
     def dropout(self, name: str, source: str, rate: float) -> str:
         return self._append(name, "dropout", (source,), self.shapes[source], {"rate": rate})
 
@@ -124,9 +135,68 @@ class Builder:
             raise InputError(f"{name}: cannot join shapes {shapes}; height and width must be equal")
         return self._append(name, "concat", sources, (sum(shape[0] for shape in shapes), *shapes[0][1:]), {})
 
+    def embedding(self, name: str, source: str, features: int) -> str:
+        """A row of the weight for each token: (steps,) to (steps, features)."""
+        settings = {"vocabulary": self.vocabulary, "features": features}
+        weight = Parameter(f"{name}/weight", (self.vocabulary, features))
+        return self._append(name, "embedding", (source,), (*self.shapes[source], features), settings, (weight,))
+
+    def position(self, name: str, source: str) -> str:
+        """Adds a learned vector to each step (Vaswani et al. 2017, section 3.5)."""
+        shape = self.shapes[source]
+        return self._append(name, "position", (source,), shape, {}, (Parameter(f"{name}/weight", shape),))
+
+    def lstm(self, name: str, source: str, hidden: int) -> str:
+        """Long short-term memory from a zero state, every step's output (Zaremba et al. 2014, section 3.1)."""
+        steps, features = self.shapes[source]
+        parameters = (
+            Parameter(f"{name}/input_weight", (4 * hidden, features)),
+            Parameter(f"{name}/hidden_weight", (4 * hidden, hidden)),
+            Parameter(f"{name}/bias", (4 * hidden,)),
+        )
+        return self._append(name, "lstm", (source,), (steps, hidden), {"hidden": hidden}, parameters)
+
+    def attention(self, name: str, source: str, heads: int) -> str:
+        """Multi-head self-attention of every step to every step (Vaswani et al. 2017, section 3.2.2)."""
+        steps, features = self.shapes[source]
+        if features % heads:
+            raise InputError(f"{name}: {features} features do not divide into {heads} heads")
+        parameters = (
+            Parameter(f"{name}/qkv_weight", (3 * features, features)),
+            Parameter(f"{name}/qkv_bias", (3 * features,)),
+            Parameter(f"{name}/out_weight", (features, features)),
+            Parameter(f"{name}/out_bias", (features,)),
+        )
+        return self._append(name, "attention", (source,), (steps, features), {"heads": heads}, parameters)
+
+    def token_dense(self, name: str, source: str, features: int) -> str:
+        """The same matrix product with the features of each step."""
+        return self._dense(name, "token_dense", source, features, bias=True)
+
+    def layer_norm(self, name: str, source: str, epsilon: float = 1e-5) -> str:
+        """Normalisation of each step over its features (Ba et al. 2016)."""
+        shape = self.shapes[source]
+        parameters = (Parameter(f"{name}/scale", shape[-1:]), Parameter(f"{name}/shift", shape[-1:]))
+        return self._append(name, "layer_norm", (source,), shape, {"epsilon": epsilon}, parameters)
+
+    def last(self, name: str, source: str) -> str:
+        """The last step alone."""
+        return self._append(name, "last", (source,), self.shapes[source][1:], {})
+
+    def mean_steps(self, name: str, source: str) -> str:
+        return self._append(name, "mean_steps", (source,), self.shapes[source][1:], {})
+
     def network(self, name: str, size: str) -> Network:
         """The network; its last layer's features are the classes."""
-        return Network(name, size, self.input_shape, self.layers[-1].out_shape[0], tuple(self.layers))
+        classes = self.layers[-1].out_shape[0]
+        return Network(name, size, self.input_shape, classes, tuple(self.layers), self.vocabulary)
+
+    def _dense(self, name: str, kind: str, source: str, features: int, bias: bool) -> str:
+        *steps, before = self.shapes[source]
+        weight = Parameter(f"{name}/weight", (features, before))
+        settings = {"features": features, "bias": bias}
+        shape = (*steps, features)
+        return self._append(name, kind, (source,), shape, settings, (weight, *_bias(name, features, bias)))
 
     def _pool(self, name: str, kind: str, source: str, settings: dict[str, Any]) -> str:
         shape = (self.shapes[source][0], *self._windows(name, source, settings))
@@ -134,10 +204,11 @@ class Builder:
 
     def _windows(self, name: str, source: str, settings: dict[str, Any]) -> tuple[int, int]:
         _, height, width = self.shapes[source]
-        (kernel, _), (stride, _), (top, bottom, left, right) = settings["kernel"], settings["stride"], settings["pad"]
-        counts = window_count(height, kernel, stride, top, bottom), window_count(width, kernel, stride, left, right)
+        (high, wide), (stride, _), (top, bottom, left, right) = settings["kernel"], settings["stride"], settings["pad"]
+        counts = window_count(height, high, stride, top, bottom), window_count(width, wide, stride, left, right)
         if min(counts) < 1:
-            raise InputError(f"{name}: a kernel of {kernel} does not fit {height} x {width} values; use a larger image")
+            sizes = f"a kernel of {high} x {wide} does not fit {height} x {width} values"
+            raise InputError(f"{name}: {sizes}; use a larger image")
         return counts
 
     def _append(
@@ -154,7 +225,7 @@ class Builder:
         in_shapes = tuple(self.shapes[source] for source in sources)
         reaches_parameters = any(self._trained[source] for source in sources)
         forward = forward_flops(kind, settings, in_shapes, out_shape)
-        backward = backward_flops(kind, forward, reaches_parameters)
+        backward = backward_flops(kind, settings, in_shapes, out_shape, reaches_parameters)
         layer = Layer(name, kind, sources, in_shapes, out_shape, settings, parameters, forward, backward)
         self.layers.append(layer)
         self.shapes[name] = out_shape
@@ -162,9 +233,10 @@ class Builder:
         return name
 
 
-def _window(kernel: int, stride: int, pad: Pad) -> dict[str, Any]:
+def _window(kernel: Kernel, stride: int, pad: Pad) -> dict[str, Any]:
+    sides = [kernel] * 2 if isinstance(kernel, int) else list(kernel)
     edges = [pad] * 4 if isinstance(pad, int) else list(pad)
-    return {"kernel": [kernel, kernel], "stride": [stride, stride], "pad": edges}
+    return {"kernel": sides, "stride": [stride, stride], "pad": edges}
 
 
 def _bias(name: str, length: int, wanted: bool) -> tuple[Parameter, ...]:
