@@ -1,5 +1,6 @@
 """The child process and its protocol, with a framework of a few lines that needs numpy only."""
 
+import importlib.util
 import json
 import os
 import signal
@@ -8,17 +9,19 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
 import pytest
+from PIL import Image
 
 from steptime import frameworks, networks
 from steptime.core.errors import InputError
 from steptime.frameworks import Child, ChildError, Setting, child, installed_version, settings
 
 STUB = """
-import os, sys, time
+import os, sys, threading, time
 import numpy as np
 CHANNELS_LAST = False
 
@@ -28,9 +31,22 @@ def versions():
     return {"framework": "1.2", "blas": "none"}
 
 def build(network, weights, batch, threads, learning_rate, seed, device, dtype, mode):
+    if learning_rate == 14:
+        raise NotImplementedError("layer conv1: no such thing")
+    if learning_rate == 15:
+        np.ones(2 ** 30)
+    if learning_rate == 16:
+        sys.stderr.write("terminate called after throwing an instance of 'std::bad_alloc'\\n")
+        os.abort()
+    if learning_rate == 17:
+        threading.Thread(target=spin, daemon=True).start()
     if learning_rate == 13:
         raise RuntimeError("first line\\nsecond line")
     return Trainer(network, weights)
+
+def spin():
+    while True:
+        sum(range(1000))
 
 class Trainer(object):
     def __init__(self, network, weights):
@@ -153,6 +169,184 @@ def test_prefetching_ends_when_another_network_is_built(stub):
         wait_until(lambda: threads() == 1)
 
 
+@pytest.fixture
+def scratch(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setattr(child, "SCRATCH", tmp_path / "scratch")
+    return tmp_path / "scratch"
+
+
+COLOUR = json.loads(networks.build("alexnet", width=0.125, image=67).to_json())
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("network", [NETWORK, COLOUR], ids=["grey", "colour"])
+@pytest.mark.parametrize("reading", ["jpeg-0", "jpeg-2"])
+def test_decoded_pixels_are_pillows(stub, scratch, tmp_path, channels_last, network, reading):
+    (tmp_path / "stub.py").write_text(STUB.replace("CHANNELS_LAST = False", f"CHANNELS_LAST = {channels_last}"))
+    with Child(stub) as process:
+        process.request("build", **{**BUILD, "network": network}, input=reading)
+        process.request("gradients", path=str(tmp_path / "g.npz"))
+    with np.load(tmp_path / "g.npz") as arrays:
+        images = arrays["outputs"] if channels_last else arrays["outputs"].transpose(0, 2, 3, 1)
+    files = sorted(scratch.glob("*/*.jpg"))
+    assert len(files) == 4 * BUILD["batch"]
+    for image, file in zip(images, files, strict=False):
+        pixels = np.asarray(Image.open(file), dtype=np.float32)
+        assert np.array_equal(image.reshape(pixels.shape), (pixels - 128) / 64)
+    assert pixels.std() > 10, "there is something on it"
+
+
+def test_every_jpeg_input_reads_the_same_batches_from_the_same_files(stub, scratch):
+    """The trained batches' means: twelve batches are three times the files, each time in another order."""
+    losses, times = [], []
+    for mode in ("jpeg-0", "jpeg-1", "jpeg-2"):
+        with Child(stub) as process:
+            process.request("build", **BUILD, input=mode)
+            losses.append([process.request("steps", count=1)["loss_first"] for _ in range(12)])
+        times.append([file.stat().st_mtime_ns for file in sorted(scratch.glob("*/*.jpg"))])
+    assert losses[0] == losses[1] == losses[2]
+    assert len(set(losses[0])) == 12
+    assert times[0] == times[1] == times[2], "made once"
+
+
+def test_loaders_go_with_their_child_and_their_network(stub, scratch):
+    with Child(stub) as process:
+        for count in (1, 2):
+            process.request("build", **BUILD, input=f"jpeg-{count}")
+            process.request("settle")
+            loaders = psutil.Process(process.pid).children()
+            assert len(loaders) == count, "those of the network before are gone"
+    wait_until(lambda: not any(loader.is_running() for loader in loaders))
+    with Child(stub) as process:
+        process.request("build", **BUILD, input="jpeg-2")
+        loaders = psutil.Process(process.pid).children()
+        os.kill(process.pid, signal.SIGKILL)
+        wait_until(lambda: not any(map(is_alive, loaders)))
+
+
+def test_a_loader_that_dies_is_one_line(stub, scratch):
+    with Child(stub) as process:
+        process.request("build", **BUILD, input="jpeg-1")
+        (loader,) = psutil.Process(process.pid).children()
+        loader.kill()
+        with pytest.raises(ChildError, match="a loader process ended with status -9"):
+            process.request("steps", count=20)
+
+
+def test_no_pillow_and_no_images_are_unsupported_inputs(stub, scratch, tmp_path, monkeypatch):
+    tokens = {**NETWORK, "vocabulary": 50, "input_shape": [7]}
+    with Child(stub) as process, pytest.raises(ChildError, match="only grey and colour images") as caught:
+        process.request("build", **{**BUILD, "network": tokens}, input="jpeg-1")
+    assert caught.value.kind == "unsupported"
+    (tmp_path / "PIL.py").write_text("raise ImportError")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with Child(stub) as process, pytest.raises(ChildError, match="input jpeg-0: needs Pillow") as caught:
+        process.request("build", **BUILD, input="jpeg-0")
+    assert caught.value.kind == "unsupported"
+
+
+def test_an_idle_child_blocks_and_one_that_spins_is_found_out(stub, scratch):
+    """Whatever it reads from, it has used no time after `settle`, nor have its loaders."""
+    for mode in ("sequential", "prefetch", "jpeg-2"):
+        with Child(stub) as process:
+            process.request("build", **BUILD, input=mode)
+            process.request("steps", count=1)
+            process.request("settle")
+            family = [psutil.Process(process.pid), *psutil.Process(process.pid).children()]
+            before = [each.cpu_times()[:2] for each in family]
+            time.sleep(0.3)
+            assert [each.cpu_times()[:2] for each in family] == before
+    with Child(stub) as process:
+        process.request("build", **{**BUILD, "learning_rate": 17})
+        with pytest.raises(ChildError, match=r"its threads take \d+ % of a core while they have nothing to do"):
+            process.request("settle")
+
+
+def test_what_cannot_be_expressed_and_what_needs_too_much_memory_are_kinds_of_their_own(stub):
+    with Child(stub) as process, pytest.raises(ChildError, match="no such thing") as caught:
+        process.request("build", **{**BUILD, "learning_rate": 14})
+    assert caught.value.kind == "unsupported"
+    with Child(stub, memory_limit_bytes=2**30) as process:
+        with pytest.raises(ChildError, match="MemoryError") as caught:
+            process.request("build", **{**BUILD, "learning_rate": 15})
+        assert caught.value.kind == "out_of_memory"
+        assert process.request("hello"), "it serves on"
+    with Child(stub) as process, pytest.raises(ChildError, match=r"SIGABRT; it said: .*bad_alloc") as caught:
+        process.request("build", **{**BUILD, "learning_rate": 16})
+    assert caught.value.kind == "out_of_memory"
+
+
+def test_inference_only_has_no_step(stub, tmp_path):
+    (tmp_path / "stub.py").write_text(STUB + "INFERENCE_ONLY = True\n")
+    with Child(stub) as process:
+        assert process.request("hello")["inference_only"]
+        process.request("build", **BUILD)
+        with pytest.raises(ChildError, match="inference only") as caught:
+            process.request("steps", count=1)
+        assert caught.value.kind == "unsupported"
+        assert process.request("phases", count=1)["samples"]
+
+
+def test_hello_tells_what_decides_threads_and_compilers(stub, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_something=1")
+    monkeypatch.setenv("A_SECRET", "x")
+    with Child(stub, threads=2) as process:
+        variables = process.request("hello")["variables"]
+    assert variables["OMP_NUM_THREADS"] == "2"
+    assert variables["XLA_FLAGS"] == "--xla_cpu_something=1"
+    assert "A_SECRET" not in variables
+    assert "PATH" not in variables
+
+
+@pytest.fixture
+def worker_module():
+    spec = importlib.util.spec_from_file_location("worker_under_test", child.WORKER)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_energy_is_that_of_the_packages_also_where_the_counter_starts_over(worker_module, tmp_path, monkeypatch):
+    monkeypatch.setattr(worker_module, "POWERCAP", str(tmp_path))
+
+    def plant(**counters: int) -> None:
+        for name, energy_uj in counters.items():
+            folder = tmp_path / {"first": "intel-rapl:0", "second": "intel-rapl:1", "core": "intel-rapl:0:0",
+                                 "all": "intel-rapl:2"}[name]  # fmt: skip
+            folder.mkdir(exist_ok=True)
+            (folder / "name").write_text({"core": "core\n", "all": "psys\n"}.get(name, "package-0\n"))
+            (folder / "energy_uj").write_text(f"{energy_uj}\n")
+            (folder / "max_energy_range_uj").write_text("262143328850\n")
+
+    assert worker_module.Meter("cpu").read()["energy_j"] is None, "nothing is there"
+    plant(first=1_000_000, second=262_143_000_000, core=5, all=7)
+    meter = worker_module.Meter("cpu")
+    plant(first=4_500_000, second=1_671_150, core=10**9, all=10**9)
+    assert meter.read()["energy_j"] == pytest.approx(3.5 + 2.0)
+    (tmp_path / "intel-rapl:1" / "energy_uj").unlink()
+    assert meter.read()["energy_j"] is None, "half of it would be wrong"
+
+
+def test_energy_and_activity_of_a_gpu_are_the_drivers(worker_module, monkeypatch):
+    class Driver:
+        NVMLError = RuntimeError
+        millijoules = iter([5_000, 7_500])
+        shares = iter([50, 100])
+
+        def nvmlDeviceGetTotalEnergyConsumption(self, handle):
+            return next(self.millijoules)
+
+        def nvmlDeviceGetUtilizationRates(self, handle):
+            return SimpleNamespace(gpu=next(self.shares))
+
+    monkeypatch.setattr(worker_module, "gpu_handle", lambda: (Driver(), 0))
+    meter = worker_module.Meter("cuda")
+    meter.after_step()
+    meter.after_step()
+    assert meter.read() == {"energy_j": 2.5, "gpu_active_share": 0.75}
+    assert worker_module.Meter("cpu").read()["gpu_active_share"] is None
+
+
 BAD_REQUESTS = [
     ("nonsense", {}, "unknown command 'nonsense'"),
     ("_adapter", {}, "unknown command '_adapter'"),
@@ -195,15 +389,16 @@ def test_a_line_that_is_not_json_is_answered(stub):
 
 def test_sigkill_is_one_line(built):
     os.kill(built.pid, signal.SIGKILL)
-    with pytest.raises(ChildError, match="ended by SIGKILL") as caught:
+    with pytest.raises(ChildError, match="ended by SIGKILL, as the system does when memory runs out") as caught:
         built.request("steps", count=1)
     assert "\n" not in str(caught.value)
+    assert caught.value.kind == "out_of_memory"
     with pytest.raises(ChildError):
         built.request("hello")
 
 
 def test_death_in_a_step_quotes_the_last_words(built):
-    with pytest.raises(ChildError, match="steps: the child was ended by SIGKILL; it said: the last words"):
+    with pytest.raises(ChildError, match=r"steps: .* by SIGKILL, .* runs out; it said: the last words"):
         built.request("steps", count=2000)
 
 
@@ -214,6 +409,9 @@ def test_no_answer_in_time_ends_the_child(stub, monkeypatch):
         with pytest.raises(ChildError, match=r"layers: no answer in 0.2 s"):
             process.request("layers", count=1, timeout_s=0.2)
         assert not psutil.pid_exists(process.pid)
+        with pytest.raises(ChildError, match=r"ended by SIGKILL$") as caught:
+            process.request("hello")
+        assert caught.value.kind == "error", "it was ended here, not by the system"
 
 
 def test_exit_and_close_end_the_child(stub):
@@ -249,7 +447,7 @@ def test_cores_threads_and_device_reach_the_child(stub):
 
 
 def test_unknown_names_are_input_errors():
-    with pytest.raises(InputError, match="torch, tensorflow"):
+    with pytest.raises(InputError, match="known: torch, "):
         Child("torsh")
     with pytest.raises(InputError, match="cpu, cuda"):
         Child("torch", device="tpu")
@@ -300,7 +498,7 @@ def test_no_version_of_what_is_not_installed(monkeypatch):
     assert frameworks.installed_version("gone") is None
 
 
-FILES = [child.WORKER, *sorted(settings.ADAPTERS.glob("*.py"))]
+FILES = [child.WORKER, child.WORKER.with_name("jpegs.py"), *sorted(settings.ADAPTERS.glob("*.py"))]
 OLD = sorted(Path.home().glob(".pyenv/versions/3.[678].*/bin/python"))
 
 
@@ -312,6 +510,10 @@ def test_old_interpreters_compile_what_they_run(version, tmp_path):
     for file in FILES:
         code = f"import py_compile; py_compile.compile({str(file)!r}, {str(tmp_path / 'x.pyc')!r}, doraise=True)"
         subprocess.run([str(found[0]), "-c", code], check=True)
+
+
+def is_alive(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
 def wait_until(condition, timeout_s: float = 10) -> None:

@@ -16,6 +16,9 @@ from steptime.core.errors import InputError
 from steptime.frameworks.settings import SETTINGS
 
 WORKER = Path(__file__).with_name("worker.py")
+SCRATCH = Path(__file__).resolve().parents[3] / "data/.scratch/jpeg"
+"""Where the JPEG files are that the inputs jpeg-0, jpeg-1 and jpeg-2 read: made once, ignored by Git."""
+OUT_OF_MEMORY_WORDS = ("bad_alloc", "out of memory", "cannot allocate memory", "can't allocate memory")
 
 
 class ChildError(RuntimeError):
@@ -33,11 +36,18 @@ class Child:
     """One child process with its own interpreter, ready for requests.
 
     `device` is "cpu" or "cuda"; `cores` the only cores it may use (None: the parent's); `threads` bounds what the
-    framework's libraries start. It is killed when the thread that made it ends, so make it in one that lasts. The
-    requests are the commands of worker.py.
+    framework's libraries start, `memory_limit_bytes` its private memory. It is killed when the thread that made it
+    ends, so make it in one that lasts. The requests are the commands of worker.py.
     """
 
-    def __init__(self, setting: str, device: str = "cpu", cores: Sequence[int] | None = None, threads: int = 1) -> None:
+    def __init__(
+        self,
+        setting: str,
+        device: str = "cpu",
+        cores: Sequence[int] | None = None,
+        threads: int = 1,
+        memory_limit_bytes: int | None = None,
+    ) -> None:
         if setting not in SETTINGS:
             raise InputError(f"framework = {setting!r}: unknown; known: {', '.join(SETTINGS)}")
         if device not in ("cpu", "cuda"):
@@ -50,9 +60,12 @@ class Child:
             "mode": chosen.mode,
             "dtypes": chosen.dtypes,
             "parent": os.getpid(),
+            "scratch": str(SCRATCH),
+            "memory_limit_bytes": memory_limit_bytes,
         }
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  closed by close()
         self._received = b""
+        self._killed_here = False
         self._process = subprocess.Popen(
             [str(chosen.interpreter), str(WORKER), str(chosen.adapter), json.dumps(options)],
             stdin=subprocess.PIPE,
@@ -117,6 +130,7 @@ class Child:
         while b"\n" not in self._received:
             readable, _, _ = select.select([self._process.stdout], [], [], max(0, end - time.monotonic()))
             if not readable:
+                self._killed_here = True
                 self._process.kill()
                 self._process.wait()
                 raise ChildError(f"{self.setting}: {command}: no answer in {timeout_s:g} s; the child was ended")
@@ -128,13 +142,23 @@ class Child:
         return line
 
     def _death(self, command: str) -> ChildError:
-        """The error that says how the child ended and what it said last."""
+        """The error that says how the child ended and what it said last.
+
+        Frameworks in C++ abort when they get no memory; the kernel sends SIGKILL to the largest process when the
+        machine has none left, and nothing else here sends it.
+        """
         code = self._process.wait()
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+        kind = "error"
+        if code == -signal.SIGKILL and not self._killed_here:
+            how, kind = f"{how}, as the system does when memory runs out", "out_of_memory"
         self._stderr.seek(0)
         lines = self._stderr.read().decode(errors="replace").split("\n")
         last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-        return ChildError(f"{self.setting}: {command}: the child {how}" + (f"; it said: {last}" if last else ""))
+        if any(word in line.lower() for word in OUT_OF_MEMORY_WORDS for line in lines[-20:]):
+            kind = "out_of_memory"
+        said = f"; it said: {last}" if last else ""
+        return ChildError(f"{self.setting}: {command}: the child {how}{said}", kind)
 
 
 def _environment(device: str, threads: int) -> dict[str, str]:

@@ -1,10 +1,12 @@
 """The child process: builds a network in one framework and times it, told by JSON lines on stdin.
 
 Run as `python worker.py ADAPTER.py OPTIONS`, OPTIONS a JSON object: device ("cpu" or "cuda"), cores (the only ones it
-may use, or null), parent (the process whose death ends this one). Standard library, numpy and the adapter's framework
-only; Python >= 3.6. What an adapter has to offer is in adapters/__init__.py; the commands are the methods of Worker
-whose names do not begin with an underscore. A request is {"command": name, ...arguments}, an answer one JSON object a
-line; {"error": "one line"} when the command failed, after which the next one is served.
+may use, or null), parent (the process whose death ends this one), mode and dtypes (the setting's), scratch (a folder
+for files that are made once), memory_limit_bytes (of private memory, or null). Standard library, numpy and the
+adapter's framework only; Python >= 3.6. What an adapter has to offer is in adapters/__init__.py; the commands are the
+methods of Worker whose names do not begin with an underscore. A request is {"command": name, ...arguments}, an answer
+one JSON object a line; {"error": "one line", "kind": ChildError's} when the command failed, after which the next one is
+served.
 
 Times are seconds of time.perf_counter; a step's time includes reading its batch and ends in a device synchronisation.
 """
@@ -16,6 +18,7 @@ import json
 import os
 import platform
 import queue
+import re
 import resource
 import signal
 import sys
@@ -26,7 +29,17 @@ import traceback
 import numpy as np
 
 POOL_BATCHES = 4
+OFFSET = np.float32(128)
 SCALE = np.float32(1 / 64)
+INPUTS = ("sequential", "prefetch", "jpeg-0", "jpeg-1", "jpeg-2")
+POWERCAP = "/sys/class/powercap"
+IDLE_SHARE = 0.2
+IDLE_WAIT_S = 5.0
+TELLING = re.compile(
+    "(OMP|GOMP|KMP|MKL|OPENBLAS|BLIS|DNNL|ONEDNN|XLA|TF|JAX|KERAS|TORCH|TORCHINDUCTOR|THEANO|MXNET|CHAINER|CNTK|MALLOC)_"
+    "|NVIDIA_TF32_OVERRIDE$"
+)
+"""Environment variables that decide threads, compilers, memory or arithmetic."""
 PR_SET_PDEATHSIG = 1
 
 
@@ -35,13 +48,40 @@ def error_kind(error):
     if isinstance(error, NotImplementedError):
         return "unsupported"
     name, text = type(error).__name__, str(error).lower()
-    signs = ("out of memory", "can't allocate memory", "cannot allocate memory", "resource_exhausted")
+    signs = ("out of memory", "can't allocate memory", "cannot allocate memory", "resource_exhausted", "bad_alloc")
     if isinstance(error, MemoryError) or name in ("OutOfMemoryError", "ResourceExhaustedError", "bad_alloc"):
         return "out_of_memory"
     return "out_of_memory" if any(sign in text for sign in signs) else "error"
 
 
-class Tokens(object):
+class Pool(object):
+    """Samples read in shuffled order. A subclass has `labels`, `batch`, `_random` and `_prepared(chosen)`."""
+
+    _order = np.arange(0)
+
+    def chosen(self):
+        """The numbers of the next batch's samples."""
+        if len(self._order) < self.batch:
+            self._order = self._random.permutation(len(self.labels))
+        chosen, self._order = self._order[: self.batch], self._order[self.batch :]
+        return chosen
+
+    def read(self):
+        """The next batch: (images or tokens, labels)."""
+        return self._prepared(self.chosen())
+
+    def first(self):
+        """The same batch each time: the pool's first."""
+        return self._prepared(np.arange(self.batch))
+
+    def settle(self):
+        """Nothing is read ahead."""
+
+    def close(self):
+        """Nothing to end."""
+
+
+class Tokens(Pool):
     """A fixed pool of token sequences and their labels, from a seed; each class has token frequencies of its own.
 
     `shape` is (steps,); tokens are int64 below `vocabulary`.
@@ -57,24 +97,16 @@ class Tokens(object):
         chosen = favoured[self.labels[:, None], random.randint(0, 8, size=noise.shape)]
         self.tokens = np.where(random.uniform(size=noise.shape) < 0.5, chosen, noise).astype(np.int64)
         self._random = random
-        self._order = np.arange(0)
 
-    def read(self):
-        """The next batch in shuffled order."""
-        if len(self._order) < self.batch:
-            self._order = self._random.permutation(len(self.labels))
-        chosen, self._order = self._order[: self.batch], self._order[self.batch :]
+    def _prepared(self, chosen):
         return self.tokens[chosen], self.labels[chosen]
 
-    def first(self):
-        """The same batch each time: the pool's first."""
-        return self.tokens[: self.batch], self.labels[: self.batch]
 
-
-class Images(object):
+class Images(Pool):
     """A fixed pool of uint8 images and their labels, from a seed; each class has a coarse pattern under noise.
 
-    `shape` is (channels, height, width); `channels_last` stores the pool as the framework reads it.
+    `shape` is (channels, height, width); `channels_last`: a batch is (batch, height, width, channels) instead of
+    (batch, channels, height, width), and the pool is stored like that.
     """
 
     def __init__(self, shape, classes, batch, seed, channels_last):
@@ -89,25 +121,15 @@ class Images(object):
         for number, label in enumerate(self.labels):
             noise = random.randint(0, 256, size=shape).astype(np.uint16)
             self.images[number] = (noise + patterns[label][:, rows][:, :, columns]) // 2
+        self.channels_last = channels_last
         if channels_last:
             self.images = np.ascontiguousarray(self.images.transpose(0, 2, 3, 1))
         self._random = random
-        self._order = np.arange(0)
-
-    def read(self):
-        """The next batch in shuffled order: gathered, converted to float32 and scaled."""
-        if len(self._order) < self.batch:
-            self._order = self._random.permutation(len(self.labels))
-        chosen, self._order = self._order[: self.batch], self._order[self.batch :]
-        return self._prepared(chosen)
-
-    def first(self):
-        """The same batch each time: the pool's first."""
-        return self._prepared(np.arange(self.batch))
 
     def _prepared(self, chosen):
+        """Gathered, converted to float32 and scaled."""
         images = self.images[chosen].astype(np.float32)
-        images -= np.float32(128)
+        images -= OFFSET
         images *= SCALE
         return images, self.labels[chosen]
 
@@ -118,6 +140,7 @@ class Prefetched(object):
     def __init__(self, images):
         self._ready = queue.Queue(maxsize=1)
         self._open = True
+        self.first = images.first
         thread = threading.Thread(target=self._fill, args=(images,))
         thread.daemon = True
         thread.start()
@@ -125,6 +148,11 @@ class Prefetched(object):
     def _fill(self, images):
         while self._open:
             self._ready.put(images.read())
+
+    def settle(self):
+        """Wait until the next batch is there."""
+        while not self._ready.full():
+            time.sleep(0.001)
 
     def close(self):
         """Let the thread end: it waits for room, or soon will."""
@@ -147,7 +175,7 @@ def initial_weights(network, seed):
         for parameter in layer["parameters"]:
             name, shape = parameter["name"], parameter["shape"]
             values = random.standard_normal(size=shape)
-            if name.endswith("/weight"):
+            if name.endswith("weight"):
                 values *= np.sqrt(2 / np.prod(shape[1:]))
             else:
                 values *= 0.01
@@ -196,48 +224,58 @@ def difference(before, after):
 class Worker(object):
     """The commands. `build` comes before all but `hello`."""
 
-    def __init__(self, adapter_path, device, mode, dtypes):
+    def __init__(self, adapter_path, options):
         self._adapter_path = adapter_path
-        self._device = device
-        self._mode = mode
-        self._dtypes = dtypes
+        self._device = options["device"]
+        self._mode = options["mode"]
+        self._dtypes = options["dtypes"]
+        self._scratch = options["scratch"]
         self._loaded = None
         self._trainer = None
-        self._images = None
         self._source = None
 
     def hello(self):
-        versions = dict(self._adapter().versions(), python=platform.python_version())
+        adapter = self._adapter()
+        versions = dict(adapter.versions(), python=platform.python_version())
         timer = time.get_clock_info("perf_counter").implementation
         gpu = gpu_state() if self._device == "cuda" else None
-        return {"versions": versions, "timer": timer, "timer_resolution_s": timer_resolution_s(), "gpu": gpu}
+        return {
+            "versions": versions,
+            "timer": timer,
+            "timer_resolution_s": timer_resolution_s(),
+            "gpu": gpu,
+            "variables": {name: value for name, value in os.environ.items() if TELLING.match(name)},
+            "inference_only": self._inference_only(),
+        }
 
     def build(self, network, batch, threads, seed, learning_rate, dtype="float32", input="sequential"):
-        if input not in ("sequential", "prefetch"):
-            raise ValueError("input = %r: unknown; known: sequential, prefetch" % input)
+        if input not in INPUTS:
+            raise ValueError("input = %r: unknown; known: %s" % (input, ", ".join(INPUTS)))
         if dtype not in self._dtypes:
             raise NotImplementedError("dtype = %r: not in this setting; known: %s" % (dtype, ", ".join(self._dtypes)))
         adapter = self._adapter()
-        if isinstance(self._source, Prefetched):
-            self._source.close()
-        self._trainer = self._source = None
+        self._close()
         shape, classes, vocabulary = network["input_shape"], network["classes"], network["vocabulary"]
         if vocabulary:
-            images = Tokens(shape, vocabulary, classes, batch, seed)
+            pool = Tokens(shape, vocabulary, classes, batch, seed)
         else:
-            images = Images(shape, classes, batch, seed, adapter.CHANNELS_LAST)
+            pool = Images(shape, classes, batch, seed, adapter.CHANNELS_LAST)
+        self._source = source_of(pool, input, self._scratch)
         weights = initial_weights(network, seed)
+        start = time.perf_counter()
         self._trainer = adapter.build(
             network, weights, batch, threads, learning_rate, seed, self._device, dtype, self._mode
         )
-        self._images = images
-        self._source = Prefetched(images) if input == "prefetch" else images
-        return {"parameters": self._trainer.parameter_count(), "shapes": self._trainer.shapes(images.first()[0])}
+        return {
+            "build_s": time.perf_counter() - start,
+            "parameters": self._trainer.parameter_count(),
+            "shapes": self._trainer.shapes(self._source.first()[0]),
+        }
 
     def steps(self, count):
         check_count(count)
-        step, read, covariates = self._ready().step, self._source.read, Covariates()
-        losses, samples = [], []
+        step, read, covariates = self._stepping(), self._source.read, Covariates()
+        losses, samples, meter = [], [], Meter(self._device)
         delay, steal = covariates.run_delay_s(), covariates.steal_s()
         for _ in range(count):
             switches = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
@@ -262,11 +300,12 @@ class Worker(object):
                     "load_1min": os.getloadavg()[0],
                 }
             )
-        return {"samples": samples, "loss_first": losses[0], "loss_last": losses[-1]}
+            meter.after_step()
+        return dict(meter.read(), samples=samples, loss_first=losses[0], loss_last=losses[-1])
 
     def bare(self, count):
         check_count(count)
-        step, read = self._ready().step, self._source.read
+        step, read = self._stepping(), self._source.read
         start = time.perf_counter()
         for _ in range(count):
             images, labels = read()
@@ -293,16 +332,45 @@ class Worker(object):
         return {"samples": [trainer.layer_times(*self._source.read()) for _ in range(count)]}
 
     def gradients(self, path):
-        arrays = self._ready().gradients(*self._images.first())
+        arrays = self._ready().gradients(*self._source.first())
         np.savez(path, **arrays)
         return {"loss": float(arrays["loss"])}
 
     def flops(self):
-        return self._ready().flops(*self._images.first())
+        return self._ready().flops(*self._source.first())
 
     def memory(self):
         peak = self._ready().device_peak_bytes()
         return {"peak_bytes": process_peak_bytes() if peak is None else peak}
+
+    def settle(self):
+        """Return when this process will be idle until the next request: nothing read ahead, no thread spinning.
+
+        Thread pools spin for a while after their work. Seconds waited; an error if they do not stop.
+        """
+        if self._source is not None:
+            self._source.settle()
+        start, window_s = time.perf_counter(), 0.05
+        while time.perf_counter() - start < IDLE_WAIT_S:
+            cpu = time.process_time()
+            time.sleep(window_s)
+            share = (time.process_time() - cpu) / window_s
+            if share < IDLE_SHARE:
+                return {"waited_s": time.perf_counter() - start}
+        raise RuntimeError("its threads take %.0f %% of a core while they have nothing to do" % (100 * share))
+
+    def _close(self):
+        if self._source is not None:
+            self._source.close()
+        self._trainer = self._source = None
+
+    def _inference_only(self):
+        return bool(getattr(self._adapter(), "INFERENCE_ONLY", False))
+
+    def _stepping(self):
+        if self._inference_only():
+            raise NotImplementedError("inference only: this setting has no training step")
+        return self._ready().step
 
     def _adapter(self):
         if self._loaded is None:
@@ -319,6 +387,25 @@ class Worker(object):
         if self._trainer is None:
             raise ValueError("no network is built; send build first")
         return self._trainer
+
+
+def source_of(pool, input, scratch):
+    """What the batches of `pool` are read from."""
+    if input == "sequential":
+        return pool
+    if input == "prefetch":
+        return Prefetched(pool)
+    if not isinstance(pool, Images) or pool.images.shape[3 if pool.channels_last else 1] not in (1, 3):
+        raise NotImplementedError("input %s: only grey and colour images can be JPEG files" % input)
+    # jpegs imports this module, which runs under another name.
+    sys.modules.setdefault("worker", sys.modules[__name__])
+    try:
+        import jpegs
+    except ImportError:
+        raise NotImplementedError("input %s: needs Pillow" % input) from None
+    decoded = jpegs.Decoded(pool, scratch)
+    loaders = int(input[-1])
+    return jpegs.Loaded(decoded, loaders) if loaders else decoded
 
 
 def check_count(count):
@@ -341,14 +428,19 @@ def timer_resolution_s():
     return min(b - a for a, b in zip(readings, readings[1:]) if b > a)
 
 
+def gpu_handle():
+    """(the driver's Python bindings, the first visible GPU in them)."""
+    import pynvml
+
+    pynvml.nvmlInit()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0]
+    return pynvml, pynvml.nvmlDeviceGetHandleByIndex(int(visible) if visible.isdigit() else 0)
+
+
 def gpu_state():
     """What the driver says of the first visible GPU now, or None without a driver or its Python bindings."""
     try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0]
-        handle = pynvml.nvmlDeviceGetHandleByIndex(int(visible) if visible.isdigit() else 0)
+        pynvml, handle = gpu_handle()
         texts = [pynvml.nvmlDeviceGetName(handle), pynvml.nvmlSystemGetDriverVersion()]
         model, driver = [text.decode() if isinstance(text, bytes) else text for text in texts]
         return {
@@ -362,6 +454,68 @@ def gpu_state():
     except Exception as error:
         sys.stderr.write("no GPU state: %s\n" % error)
         return None
+
+
+def package_energies():
+    """[(microjoules counted, where the counter starts over)] of the processor packages; [] where they cannot be read.
+
+    Linux' power capping interface, one folder intel-rapl:N a package (AMD's too); its subdomains are parts of it.
+    """
+    found = []
+    try:
+        for name in sorted(os.listdir(POWERCAP)):
+            folder = os.path.join(POWERCAP, name)
+            if re.match(r"intel-rapl:\d+$", name) and read_line(folder, "name").startswith("package"):
+                found.append((int(read_line(folder, "energy_uj")), int(read_line(folder, "max_energy_range_uj"))))
+    except (OSError, ValueError):
+        return []
+    return found
+
+
+def read_line(folder, name):
+    with open(os.path.join(folder, name)) as file:
+        return file.readline().strip()
+
+
+class Meter(object):
+    """Energy and activity of the device that trains, from its making to `read`; None for what cannot be read.
+
+    The CPU's energy is that of its packages, with all that runs on them; the GPU's is the board's.
+    """
+
+    def __init__(self, device):
+        self._on_gpu, self._nvml, self._active = device == "cuda", None, []
+        if self._on_gpu:
+            try:
+                self._nvml = gpu_handle()
+            except Exception as error:
+                sys.stderr.write("no GPU meter: %s\n" % error)
+        self._before = self._energies()
+
+    def after_step(self):
+        """The driver's share of its last sampling period (up to a second) in which a kernel ran."""
+        if self._nvml is not None:
+            pynvml, handle = self._nvml
+            try:
+                self._active.append(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100)
+            except pynvml.NVMLError:
+                self._nvml = None
+
+    def read(self):
+        pairs = list(zip(self._before, self._energies()))
+        energy_j = sum((after[0] - before[0]) % before[1] for before, after in pairs) * 1e-6 if pairs else None
+        return {"energy_j": energy_j, "gpu_active_share": float(np.mean(self._active)) if self._active else None}
+
+    def _energies(self):
+        if not self._on_gpu:
+            return package_energies()
+        if self._nvml is None:
+            return []
+        pynvml, handle = self._nvml
+        try:
+            return [(1000 * pynvml.nvmlDeviceGetTotalEnergyConsumption(handle), 2**64)]
+        except pynvml.NVMLError:
+            return []
 
 
 def answer(worker, line):
@@ -404,11 +558,16 @@ def main():
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if options["cores"]:
         os.sched_setaffinity(0, options["cores"])
+    if options["memory_limit_bytes"]:
+        _, most = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (options["memory_limit_bytes"], most))
     # A framework's own prints go to stderr, so that stdout holds answers only.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     requests = os.fdopen(os.dup(0), "r", encoding="utf-8")
-    serve(Worker(adapter_path, options["device"], options["mode"], options["dtypes"]), requests, answers)
+    worker = Worker(adapter_path, options)
+    serve(worker, requests, answers)
+    worker._close()
     # The framework's own teardown can take seconds and has nothing to save.
     os._exit(0)
 

@@ -4,6 +4,9 @@ An adapter uses the standard library, numpy and its framework, and nothing of ou
 
 CHANNELS_LAST
     whether `images` come as (batch, height, width, channels) instead of (batch, channels, height, width).
+INFERENCE_ONLY
+    True where the framework can only run a network forward: the trainer then has no `step` and no `gradients`, and
+    `phases` answers {h2d, forward} at most. May be left out: False.
 versions() -> {"framework": version, "blas": name of what multiplies matrices}
 build(network, weights, batch, threads, learning_rate, seed, device, dtype, mode) -> trainer
     `network` is the description's JSON object, `weights` maps a parameter's name to its float32 array in the
