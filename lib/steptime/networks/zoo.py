@@ -362,8 +362,8 @@ _ZOO = {
     "vgg16": _Entry(vgg16, Variant(0.25, 3, 32, 10), Variant(1, 3, 224, 1000), deepest=3),
     "vgg19": _Entry(vgg19, Variant(0.25, 4, 32, 10), Variant(1, 4, 224, 1000), deepest=4),
     "inception3": _Entry(inception3, Variant(0.25, 1, 75, 10), Variant(1, 4, 299, 1000), deepest=4),
-    "nin": _Entry(nin, Variant(0.25, 2, 67, 10), Variant(1, 2, 224, 1000)),
-    "fcn5": _Entry(fcn5, Variant(0.25, 3, 28, 10), Variant(1, 3, 28, 10), deepest=3),
+    "nin": _Entry(nin, Variant(0.25, 2, 99, 10), Variant(1, 2, 224, 1000)),
+    "fcn5": _Entry(fcn5, Variant(0.5, 3, 28, 10), Variant(1, 3, 28, 10), deepest=3),
     "lstm": _Entry(lstm, Variant(0.5, 2, 16, 10, 1000), Variant(1, 2, 32, 10000, 10000)),
     "transformer": _Entry(transformer, Variant(0.25, 2, 32, 10, 1000), Variant(1, 6, 128, 1000, 37000)),
 }
