@@ -169,17 +169,13 @@ def measure(size: str | None, batch: int | None, out: Path | None, fresh: bool, 
 
 def _step_times(campaign: Any) -> Any:
     """A row a case: median step and its 95 % interval in ms, and what they rest on."""
-    import pandas as pd
+    from steptime.core.statistics import case_table
 
-    from steptime.core.statistics import estimate, usable
-
-    rows = []
-    for case_id, part in usable(campaign.joined()).groupby("case_id"):
-        found = estimate(part) if part["process"].nunique() > 1 else None
-        ms = [f"{1e3 * value:.4g}" for value in (found.median_s, found.lo_s, found.hi_s)] if found else ["–"] * 3
-        rows.append(dict(zip(("case", "step, ms", "low", "high"), [case_id, *ms], strict=True)))
-        rows[-1]["processes"] = part["process"].nunique()
-    return pd.DataFrame(rows)
+    cases = case_table(campaign.joined())
+    shown = {"step, ms": "median_s", "low": "lo_s", "high": "hi_s"}
+    for name, column in shown.items():
+        cases[name] = [f"{1e3 * value:.4g}" if value == value else "–" for value in cases[column]]
+    return cases.rename(columns={"case_id": "case"})[["case", *shown, "processes"]]
 
 
 @cli.command()
@@ -395,6 +391,50 @@ def notebooks_check() -> None:
     for line in found:
         click.echo(line, err=True)
     sys.exit(1 if found else 0)
+
+
+# --------------------------------------------------------------------------------------------------- environments
+
+
+@cli.group()
+def env() -> None:
+    """Environments of frameworks that need their own Python: .envs."""
+
+
+@env.command("create")
+@click.argument("names", nargs=-1)
+@click.option("--all", "every", is_flag=True, help="Every environment that there is a recipe for.")
+def env_create(names: tuple[str, ...], every: bool) -> None:
+    """Make the environments NAMES, or go on where making them was interrupted. Needs a package index and minutes."""
+    from steptime.frameworks.creation import CreationFailed, create_environment, find_environment
+    from steptime.frameworks.environments import ENVIRONMENTS
+
+    if every == bool(names):
+        raise InputError(f"env create: give names or --all; known: {', '.join(ENVIRONMENTS)}")
+    chosen = tuple(ENVIRONMENTS) if every else names
+    for name in chosen:
+        find_environment(name)
+    status = 0
+    for name in chosen:
+        try:
+            create_environment(name, lambda line, name=name: click.echo(f"{name}: {line}", err=True))  # type: ignore[misc]
+        except InputError as error:
+            status = max(status, _say(str(error), 2))
+        except CreationFailed as error:
+            status = max(status, _say(str(error), 1))
+    sys.exit(status)
+
+
+@env.command("list")
+def env_list() -> None:
+    """Say which environments are there, and the one command that mends what is not."""
+    from steptime.frameworks.creation import environment_states
+
+    for found in environment_states():
+        environment = found.environment
+        state = f"{found.state}: {found.why}" if found.why else found.state
+        mend = f"; mend: {found.mend}" if found.mend else ""
+        click.echo(f"{environment.name:12} {environment.version:10} Python {environment.python:5} {state}{mend}")
 
 
 # ---------------------------------------------------------------------------------------------- doctor, benchmarks

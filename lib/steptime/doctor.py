@@ -1,6 +1,5 @@
 """What this machine lacks for the study and its tests, and the one command that mends it."""
 
-import os
 import shutil
 import sys
 from collections.abc import Iterator
@@ -10,6 +9,8 @@ from pathlib import Path
 
 from steptime.core.errors import InputError
 from steptime.core.files import read_text
+from steptime.core.packages import install_command, system_packages
+from steptime.frameworks.creation import environment_states
 
 FREE_MEMORY_GB = 6
 FREE_DISK_GB = 8
@@ -32,6 +33,7 @@ def findings(root: Path) -> Iterator[Finding]:
     yield Finding("Python", version, sys.version_info >= (3, 11), "make env PYTHON=python3.11")
     yield _environment(root)
     yield from _system_packages(root)
+    yield _vintage()
     yield _memory()
     free = shutil.disk_usage(root).free / 1e9
     yield Finding("free disk", f"{free:.0f} GB", free >= FREE_DISK_GB, f"df -h {root}  # free {FREE_DISK_GB} GB")
@@ -56,22 +58,21 @@ def _environment(root: Path) -> Finding:
 
 
 def _system_packages(root: Path) -> Iterator[Finding]:
-    for package, binary, purpose, needed_by in system_packages(root):
-        path = shutil.which(binary)
-        sudo = "" if os.geteuid() == 0 else "sudo "
-        mend = f"{sudo}apt-get install -y {package}"
-        yield Finding(binary, path or f"missing: {purpose}", path is not None, mend, needed_by == "study")
+    for package in system_packages(root):
+        if package.needed_by != "vintage":
+            found = package.found
+            required = package.needed_by == "study"
+            text = found or f"missing: {package.purpose}"
+            yield Finding(package.name, text, found is not None, install_command([package.name]), required)
 
 
-def system_packages(root: Path) -> list[tuple[str, str, str, str]]:
-    """The one list of system packages: package, its binary, what it is for, who needs it (study or test)."""
-    rows = []
-    for line in read_text(root / "lib/locks/system-packages.txt").splitlines():
-        if line and not line.startswith("#"):
-            package, binary, rest = line.split(maxsplit=2)
-            purpose, needed_by = rest.rsplit(maxsplit=1)
-            rows.append((package, binary, purpose, needed_by))
-    return rows
+def _vintage() -> Finding:
+    """The frameworks' own environments; without them the study shows what was recorded with them."""
+    states = list(environment_states())
+    lacking = [state.environment.name for state in states if state.state != "complete"]
+    found = f"{len(states) - len(lacking)} of {len(states)} complete"
+    text = f"{found}; not: {', '.join(lacking)}" if lacking else found
+    return Finding("frameworks' own environments", text, not lacking, "steptime env list", required=False)
 
 
 def _memory() -> Finding:

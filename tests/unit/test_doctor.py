@@ -7,6 +7,8 @@ import pytest
 from conftest import ROOT, Checkout
 
 from steptime import doctor
+from steptime.core.packages import SystemPackage, system_packages
+from steptime.frameworks import environments
 
 
 def only(root: Path, what: str) -> doctor.Finding:
@@ -14,16 +16,37 @@ def only(root: Path, what: str) -> doctor.Finding:
     return finding
 
 
-def test_every_system_package_of_the_list_is_looked_for(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "which", lambda binary: None)
-    packages = doctor.system_packages(root)
-    assert {"git", "make", "chromium"} <= {package for package, *_ in packages}
-    for package, binary, purpose, needed_by in packages:
-        finding = only(root, binary)
+def test_every_system_package_of_study_and_tests_is_looked_for(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SystemPackage, "found", None)
+    listed = system_packages(root)
+    assert {"git", "make", "chromium", "libopenmpi-dev"} <= {package.name for package in listed}
+    for package in listed:
+        if package.needed_by == "vintage":
+            continue
+        finding = only(root, package.name)
         assert not finding.ok
-        assert finding.mend.endswith(f"apt-get install -y {package}")
-        assert purpose in finding.found
-        assert finding.required == (needed_by == "study")
+        assert finding.mend.endswith(f"apt-get install -y {package.name}")
+        assert package.purpose in finding.found
+        assert finding.required == (package.needed_by == "study")
+
+
+def test_a_package_is_found_by_its_program_or_by_a_file_with_wildcards(tmp_path: Path) -> None:
+    (tmp_path / "x86_64").mkdir()
+    (tmp_path / "x86_64/libthing.so").touch()
+    assert SystemPackage("thing", f"{tmp_path}/*/libthing.so", "", "test").found == f"{tmp_path}/x86_64/libthing.so"
+    assert SystemPackage("thing", f"{tmp_path}/*/libother.so", "", "test").found is None
+    assert SystemPackage("shell", "sh", "", "test").found == shutil.which("sh")
+    assert SystemPackage("none", "no-such-program", "", "test").found is None
+
+
+def test_the_frameworks_own_environments_are_one_line_that_is_not_required(
+    root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(environments, "FOLDER", tmp_path)
+    finding = only(root, "frameworks' own environments")
+    assert finding.found.startswith("0 of 8 complete; not: caffe, cntk,")
+    assert not finding.required
+    assert finding.mend == "steptime env list"
 
 
 def test_a_package_that_differs_from_the_lock_is_named_with_both_versions(tmp_path: Path) -> None:

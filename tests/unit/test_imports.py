@@ -18,7 +18,10 @@ OURS = {
 }
 # The modules that tie the packages together may import all of them; nothing imports these back.
 TOP = {"notebook", "pairs", "doctor", "cli"}
-FRAMEWORKS = ("torch", "tensorflow", "jax", "keras")
+FRAMEWORKS = (
+    *("torch", "tensorflow", "jax", "keras"),
+    *("caffe", "cntk", "mxnet", "chainer", "theano", "onnx", "onnxruntime", "h2o"),
+)
 OTHERS = {
     "core": {"numpy", "pandas", "pandera", "pydantic", "yaml", "scipy"},
     "networks": {"numpy", "pydantic"},
