@@ -19,7 +19,7 @@ from typing import Literal
 from steptime.core.errors import InputError
 from steptime.core.files import read_text, write_text
 from steptime.core.packages import install_command, system_packages
-from steptime.frameworks.environments import ENVIRONMENTS, LOCKS, PROJECT, Environment, environment_folder
+from steptime.frameworks.environments import COMPLETE, ENVIRONMENTS, LOCKS, PROJECT, Environment, environment_folder
 
 Log = Callable[[str], None]
 
@@ -130,7 +130,7 @@ def _script(environment: Environment) -> Path:
 
 def _is_complete(environment: Environment) -> bool:
     folder = environment_folder(environment.name)
-    stamp = folder / "complete"
+    stamp = folder / COMPLETE
     # The interpreter is a link into the Python that it was made from, which may have been removed since.
     return (folder / "bin/python").exists() and stamp.is_file() and stamp.read_text() == _recipe(environment)
 
@@ -211,7 +211,7 @@ def _make(environment: Environment, folder: Path, interpreter: Path, run: _Runne
             run(f"{len(requirements)} {step}", [*pip, *options, *requirements])
     if _script(environment).is_file():
         run(_script(environment).name, ["bash", _script(environment)])
-    write_text(folder / "complete", recipe)
+    write_text(folder / COMPLETE, recipe)
 
 
 def _has_pip(python: Path) -> bool:

@@ -10,6 +10,8 @@ from pathlib import Path
 PROJECT = Path(__file__).resolve().parents[3]
 FOLDER = PROJECT / ".envs"
 LOCKS = PROJECT / "lib/locks/vintage"
+COMPLETE = "complete"
+"""The file that is written last."""
 
 
 @dataclass(frozen=True)
@@ -68,3 +70,10 @@ ENVIRONMENTS: dict[str, Environment] = {
 def environment_folder(name: str) -> Path:
     """Where environment `name` is, or would be."""
     return FOLDER / name
+
+
+def environment_packages(name: str) -> list[str]:
+    """The folders that hold its packages; none unless it was made to the end."""
+    folder = environment_folder(name)
+    made = (folder / COMPLETE).is_file()
+    return [str(path) for path in folder.glob("lib/python*/site-packages")] if made else []
