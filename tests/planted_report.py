@@ -185,7 +185,7 @@ def _run(run_id: str, network: str, framework: str, round_: int, status: str) ->
     return {
         "run_id": run_id,
         "case_id": f"{framework}-{network}",
-        "schema_version": 1,
+        "schema_version": 2,
         "framework": framework,
         "network": network,
         "size": "quick",

@@ -138,10 +138,14 @@ def site() -> None:
 @click.option("--size", help="quick or full: the size of the networks and which section of params.yaml is the default.")
 @click.option("--batch", type=int, help="Batch for every network.")
 @click.option("--threads", type=int, multiple=True, help="Threads of a framework; may be repeated.")
-@click.option("--input", "inputs", multiple=True, help="sequential or prefetch; may be repeated.")
+@click.option(
+    "--input", "inputs", multiple=True, help="sequential, prefetch, jpeg-0, jpeg-1 or jpeg-2; may be repeated."
+)
+@click.option("--dtype", "dtypes", multiple=True, help="float32 or bfloat16; may be repeated.")
 @click.option("--device", "devices", multiple=True, help="cpu or cuda; may be repeated.")
 @click.option("--rounds", type=int, help="Most fresh processes per case.")
 @click.option("--budget", "budget_s", type=float, help="Seconds after which no further round starts.")
+@click.option("--memory-limit", "memory_limit_gib", type=float, help="GiB of private memory for each process.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for runs.csv and samples.csv.")
 @click.option("--fresh", is_flag=True, help="Discard the cases that an interrupted measurement finished.")
 def measure(size: str | None, batch: int | None, out: Path | None, fresh: bool, **chosen: Any) -> None:

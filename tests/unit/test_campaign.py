@@ -19,7 +19,7 @@ from steptime.core.errors import InputError
 
 RUN = {
     "case_id": "torch-mlp",
-    "schema_version": 1,
+    "schema_version": 2,
     "framework": "torch",
     "network": "mlp",
     "size": "quick",
@@ -163,7 +163,7 @@ FAULTS = {
     "negative batch": (cell("runs.csv", 2, "batch", "-16"), ["runs.csv: line 2: batch = '-16': must be at least 1"]),
     "unknown version": (
         cell("runs.csv", 3, "schema_version", "9"),
-        ["line 3: schema_version = '9': must be one of 1"],
+        ["line 3: schema_version = '9': must be one of 2"],
     ),
     "same run twice": (cell("runs.csv", 3, "run_id", "r0"), ["runs.csv: line 3: run_id = 'r0': must not come twice"]),
     "no name": (cell("runs.csv", 3, "network", ""), ["runs.csv: line 3: network = empty: must be a text"]),
@@ -171,6 +171,12 @@ FAULTS = {
     "finished but empty": (
         cell("runs.csv", 3, "status", "finished"),
         ["runs.csv: line 3: run_id = 'r1': is finished but has no samples"],
+    ),
+    "no reason": (
+        lambda folder: (
+            cell("runs.csv", 3, "reason", "")(folder) or cell("runs.csv", 3, "status", "out_of_memory")(folder)
+        ),
+        ["runs.csv: line 3: reason = empty: a run that is out_of_memory has one; add it"],
     ),
     "repeated sample": (cell("samples.csv", 4, "repeat", "0"), ["samples.csv: line 4: repeats an earlier sample"]),
     "not text": (lambda folder: (folder / "runs.csv").write_bytes(b"\xff\xfe") and None, ["runs.csv: is not UTF-8"]),

@@ -35,13 +35,27 @@ class FakeChild:
     visits: ClassVar[list[tuple[str, str]]] = []
     between: ClassVar[float] = 0.0
     failing: ClassVar[set[str]] = set()
+    failing_kind: ClassVar[str] = "error"
+    failing_beside_another: ClassVar[set[str]] = set()
+    without: ClassVar[set[str]] = set()
+    inference_only: ClassVar[set[str]] = set()
     interrupt_at: ClassVar[float] = math.inf
     hit: ClassVar[set[int]] = set()
+    started: ClassVar[list[str]] = []
+    limits: ClassVar[set[int | None]] = set()
 
     def __init__(
-        self, setting_name: str, device: str = "cpu", cores: list[int] | None = None, threads: int = 1
+        self,
+        setting_name: str,
+        device: str = "cpu",
+        cores: list[int] | None = None,
+        threads: int = 1,
+        memory_limit_bytes: int | None = None,
     ) -> None:
         self.framework = setting_name
+        self.is_settled = False
+        FakeChild.started.append(setting_name)
+        FakeChild.limits.add(memory_limit_bytes)
 
     def __enter__(self) -> "FakeChild":
         assert FakeChild.alive < run.STARTED_TOGETHER, "no more children than are started together"
@@ -57,30 +71,57 @@ class FakeChild:
         self.is_closed = True
 
     def request(self, command: str, **arguments: Any) -> dict[str, Any]:
+        if command in FakeChild.without:
+            raise frameworks.ChildError(f"{command}: no such thing", "unsupported")
         return getattr(self, command)(**arguments)
+
+    def settle(self) -> dict[str, Any]:
+        self.is_settled = True
+        return {"waited_s": 0.05}
 
     def hello(self) -> dict[str, Any]:
         versions = {"framework": "1.0", "python": "3.11", "blas": None}
-        return {"versions": versions, "timer": "perf_counter", "timer_resolution_s": 1e-9, "gpu": None}
+        return {
+            "versions": versions,
+            "timer": "perf_counter",
+            "timer_resolution_s": 1e-9,
+            "gpu": None,
+            "variables": {"OMP_NUM_THREADS": "1", "THEANO_FLAGS": "cxx=/usr/bin/g++,base_compiledir=/home/me/x"},
+            "inference_only": self.framework in FakeChild.inference_only,
+        }
 
     def build(self, network: dict[str, Any], **_: Any) -> dict[str, Any]:
-        FakeChild.visits.append((self.framework, network["name"]))
+        self.network, self.time_s = network["name"], 0.0
+        if self.framework in FakeChild.failing:
+            raise frameworks.ChildError("no kernel image in /opt/secret/lib.so", FakeChild.failing_kind)
+        if self.framework in FakeChild.failing_beside_another and FakeChild.alive > 1:
+            raise frameworks.ChildError("the child was ended by SIGKILL", "out_of_memory")
+        return {"parameters": 7, "shapes": {}, "build_s": 0.25}
+
+    def visit(self) -> None:
+        """The first request after the child was made ready: children are timed one after the other."""
+        assert self.is_settled, "timed only when it was idle"
+        FakeChild.visits.append((self.framework, self.network))
         if len(FakeChild.visits) > FakeChild.interrupt_at:
             raise KeyboardInterrupt
-        if self.framework in FakeChild.failing:
-            raise frameworks.ChildError("no kernel image in /opt/secret/lib.so")
         rng = np.random.default_rng(len(FakeChild.visits))
         self.time_s = 0.01 * math.exp(FakeChild.between * rng.normal())
-        return {"parameters": 7, "shapes": {}}
 
     def steps(self, count: int) -> dict[str, Any]:
+        if self.is_settled and not self.time_s:
+            self.visit()
         sample = {"time_s": self.time_s, "io_s": 0.001, "cpu_s": 0.01, "run_delay_s": None, "steal_s": 0.0}
         sample |= {"involuntary_switches": 2, "load_1min": 0.5}
         if len(FakeChild.visits) in FakeChild.hit:
             sample |= {"time_s": 3 * self.time_s, "run_delay_s": 2 * self.time_s}
-        return {"samples": [sample] * count, "loss_first": 2.0, "loss_last": math.nan}
+        answer = {"samples": [sample] * count, "loss_first": 2.0, "loss_last": math.nan}
+        return answer | {"energy_j": 0.5 * count, "gpu_active_share": None}
 
     def phases(self, count: int) -> dict[str, Any]:
+        if self.framework in FakeChild.inference_only:
+            if self.is_settled and not self.time_s:
+                self.visit()
+            return {"samples": [{"io": 0.001, "forward": 0.004}] * count}
         return {"samples": [{"io": 0.001, "h2d": 0.0, "forward": 0.003, "backward": 0.006, "update": 0.001}] * count}
 
     def layers(self, count: int) -> dict[str, Any]:
@@ -96,6 +137,8 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[type[FakeC
     monkeypatch.setattr(frameworks, "installed_version", lambda name: "1.0")
     monkeypatch.setattr(lock, "LOCK", tmp_path / "lock")
     fresh = {"alive": 0, "visits": [], "between": 0.0, "failing": set(), "interrupt_at": math.inf, "hit": set()}
+    fresh |= {"without": set(), "inference_only": set(), "failing_kind": "error", "failing_beside_another": set()}
+    fresh |= {"started": [], "limits": set()}
     for name, value in fresh.items():
         monkeypatch.setattr(FakeChild, name, value)
     yield FakeChild
@@ -119,6 +162,11 @@ def test_a_quiet_campaign_stops_at_the_target(tmp_path: Path, lines: list[str]) 
     assert set(campaign.runs["peak_memory_bytes"]) == {12345678901}
     assert campaign.runs["loss_last"].isna().all(), "a loss that is no number is a missing one"
     assert campaign.runs["command"].unique().tolist() == ["steptime measure"]
+    assert set(campaign.runs["build_s"]) == {0.25}
+    assert set(campaign.runs["energy_j"]) == {0.5 * PLAN.samples}, "of the timed steps, without the warm-ups"
+    assert campaign.runs["gpu_active_share"].isna().all()
+    told = "OMP_NUM_THREADS=1; THEANO_FLAGS=cxx=g++,base_compiledir=x"
+    assert campaign.runs["variables"].unique().tolist() == [told], "without paths"
     one = campaign.samples[campaign.samples["run_id"] == campaign.runs["run_id"][0]]
     counts = one.groupby(["phase", "is_warmup"]).size().to_dict()
     assert counts[("step", True)] == counts[("io", True)] == 2
@@ -170,6 +218,10 @@ def test_cases_are_interleaved_in_an_order_drawn_from_the_seed(
     by_round = [first[start : start + CASES] for start in range(0, len(first), CASES)]
     assert all(sorted(order) == sorted(by_round[0]) for order in by_round), "every case once a round"
     assert len({tuple(order) for order in by_round}) > 1
+    pairs = [order[place : place + 2] for order in by_round for place in (0, 2)]
+    assert all(a[1] == b[1] for a, b in pairs), "a network's cases follow one another"
+    assert len({order[0][1] for order in by_round}) == 2, "either network comes first"
+    assert len({a[0] for a, _ in pairs}) == 2, "and either framework"
     fake.visits.clear()
     measured(tmp_path, lines, fresh=True)
     assert fake.visits == first
@@ -185,10 +237,12 @@ def test_an_interrupted_campaign_keeps_its_finished_runs(
     with pytest.raises(KeyboardInterrupt):
         measured(tmp_path, lines)
     assert not (tmp_path / "out").exists()
+    assert "round 2/6 run 3/4 " in lines[-1]
     fake.interrupt_at = math.inf
     fake.visits.clear()
     campaign = measured(tmp_path, lines)
     assert any("kept 7 finished runs" in line for line in lines)
+    assert any("round 2/6 run 1/1 " in line for line in lines), "what is still to do in the round is counted"
     assert len(fake.visits) == CASES * PLAN.min_rounds - 7
     assert len(campaign.runs) == CASES * PLAN.min_rounds
     assert campaign.runs["run_id"].is_unique
@@ -281,6 +335,90 @@ def test_a_failing_child_is_a_row_and_the_others_go_on(tmp_path: Path, lines: li
     assert set(again.runs["status"]) == {"finished"}
 
 
+def test_out_of_memory_is_an_outcome(tmp_path: Path, lines: list[str], fake: type[FakeChild]) -> None:
+    fake.failing, fake.failing_kind = {"torch"}, "out_of_memory"
+    campaign = measured(tmp_path, lines, PLAN.model_copy(update={"memory_limit_gib": 1.5}))
+    spent = campaign.runs[campaign.runs["status"] == "out_of_memory"]
+    assert set(spent["framework"]) == {"torch"}
+    assert spent.groupby("case_id").size().tolist() == [2, 2], "given up after the second time"
+    assert set(spent["variables"]) == {"memory limit=1.5 GiB"}
+    assert fake.limits == {3 * 2**29}
+    assert "0 failed, 4 out of memory" in lines[-1]
+    assert any("-sequential: out of memory: no kernel image" in line for line in lines)
+
+
+def test_what_ran_out_of_memory_beside_another_is_measured_alone(
+    tmp_path: Path, lines: list[str], fake: type[FakeChild]
+) -> None:
+    fake.failing_beside_another = {"torch"}
+    campaign = measured(tmp_path, lines)
+    assert set(campaign.runs["status"]) == {"finished"}
+    assert len(campaign.runs) == CASES * PLAN.min_rounds
+    assert fake.started.count("torch") == 2 * fake.started.count("tensorflow")
+
+
+def test_what_a_framework_cannot_do_is_asked_once(tmp_path: Path, lines: list[str], fake: type[FakeChild]) -> None:
+    fake.failing, fake.failing_kind = {"torch"}, "unsupported"
+    campaign = measured(tmp_path, lines)
+    assert fake.started.count("torch") == 2, "once a network"
+    waiting = campaign.runs[campaign.runs["status"] == "not_run"]
+    assert waiting["network"].tolist() == ["lenet", "mlp"]
+    assert set(waiting["reason"]) == {"no kernel image in lib.so"}
+    assert set(campaign.runs["stop_reason"]) == {"target"}, "it holds up nothing"
+    assert "0 failed, 0 out of memory, 2 cases not run here" in lines[-1]
+
+
+@pytest.mark.parametrize("command", ["phases", "layers"])
+def test_a_setting_without_phases_or_layers_has_no_rows_of_them(
+    tmp_path: Path, lines: list[str], fake: type[FakeChild], command: str
+) -> None:
+    fake.without = {command}
+    campaign = measured(tmp_path, lines)
+    assert set(campaign.runs["status"]) == {"finished"}
+    assert campaign.samples["layer"].notna().any() == (command == "phases")
+    assert ("update" in set(campaign.samples["phase"])) == (command == "layers")
+
+
+def test_a_setting_that_only_infers_has_forward_passes(tmp_path: Path, lines: list[str], fake: type[FakeChild]) -> None:
+    fake.inference_only, fake.without = {"torch"}, {"layers"}
+    campaign = measured(tmp_path, lines, PLAN.model_copy(update={"profile_rounds": 0}))
+    runs = campaign.runs[campaign.runs["framework"] == "torch"]
+    assert len(runs) == 2 * PLAN.min_rounds
+    assert set(runs["status"]) == {"finished"}
+    assert set(runs["reason"]) == {"inference only"}
+    assert runs[["loss_first", "loss_last", "energy_j"]].isna().all(axis=None)
+    own = campaign.samples[campaign.samples["run_id"].isin(runs["run_id"])]
+    assert set(own["phase"]) == {"forward"}
+    counts = own.groupby(["run_id", "is_warmup"]).size().unstack()
+    assert set(counts[True]) == {PLAN.warmups}
+    assert set(counts[False]) == {PLAN.samples}
+    assert any("torch-mlp-quick-b32-float32-cpu-t1-sequential: 4 ms" in line for line in lines)
+    assert set(campaign.runs["stop_reason"]) == {"target"}, "and settle like others"
+
+
+def test_only_dtypes_that_a_setting_has_are_cases(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = PLAN.model_copy(update={"dtypes": ("float32", "bfloat16"), "networks": ("mlp",)})
+    named = [(case.framework, case.dtype) for case in plan.cases()]
+    assert named == [("torch", "float32"), ("torch", "bfloat16"), ("tensorflow", "float32")]
+    with pytest.raises(InputError, match="'tensorflow' has none of them; it has float32: add one or leave"):
+        read_plan({"frameworks": ["torch", "tensorflow"], "dtypes": ["bfloat16"]}, "measure")
+
+
+def test_loaders_may_share_cores_and_it_is_said(
+    tmp_path: Path, lines: list[str], fake: type[FakeChild], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two cores: a step and one loader have one each; with two, waiting for a core is a part of what is measured."""
+    for module in (rounds, run):
+        monkeypatch.setattr(module, "cores_allowed", lambda: 2)
+    fake.hit = set(range(100))
+    inputs = ("jpeg-0", "jpeg-1", "jpeg-2")
+    plan = PLAN.model_copy(update={"frameworks": ("torch",), "networks": ("lenet",), "inputs": inputs})
+    table = measured(tmp_path, lines, plan).joined().query("phase == 'step' and not is_warmup")
+    assert table.groupby("input")["is_disturbed"].mean().to_dict() == {"jpeg-0": 1, "jpeg-1": 1, "jpeg-2": 0}
+    reasons = table.groupby("input")["reason"].first().dropna().to_dict()
+    assert reasons == {"jpeg-2": "3 threads on 2 cores: their delays are the case's own"}
+
+
 def test_cases_that_cannot_run_here_are_listed(
     tmp_path: Path, lines: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -314,6 +452,7 @@ def test_a_slow_sample_is_not_a_disturbed_one() -> None:
     samples = planted([0.0] * 9, [0.0] * 9)
     samples[4]["time_s"] = 2.0
     assert not any(run.disturbed(samples))
+    assert run.disturbed(planted([0.01, 0.0], [0.0, 0.01]), own_delays=True) == [False, True]
     samples[5] |= {"run_delay_s": 0.015, "time_s": 0.001}
     assert run.disturbed(samples).index(True) == 5, "a fast one with a delay is"
 
@@ -342,6 +481,8 @@ def test_a_cut_run_says_so(tmp_path: Path, lines: list[str], monkeypatch: pytest
         ({"batch": {"vgg": 8}}, "'vgg' is not known"),
         ({"dtypes": ["float12"]}, "'float12' is not known"),
         ({"devices": ["tpu"]}, "devices.0 = 'tpu'"),
+        ({"inputs": ["jpeg-3"]}, "inputs.0 = 'jpeg-3'"),
+        ({"memory_limit_gib": 0}, "memory_limit_gib = 0"),
         ({"samples": 0}, "samples = 0"),
         ({"rounds": 1}, "rounds = 1"),
         ({"sample": 4}, "unknown key 'sample'"),

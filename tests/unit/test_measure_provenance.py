@@ -12,6 +12,7 @@ import pytest
 
 from steptime.core.campaign import RUNS, SAMPLES, Campaign, as_table, read_campaign, write_campaign
 from steptime.core.errors import InputError
+from steptime.frameworks import SETTINGS
 from steptime.measure import add_campaign, fingerprints, lock, peaks, provenance, write_fingerprints
 from steptime.measure.plan import Plan
 from steptime.measure.run import Visit, base_row
@@ -120,7 +121,7 @@ def test_code_hash_follows_the_measuring_code_only(tmp_path: Path, monkeypatch: 
 def test_fingerprints_are_stable_and_import_no_framework(tmp_path: Path) -> None:
     write_fingerprints(tmp_path)
     first = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    assert set(first) == {"machine.json", "torch.json", "tensorflow.json"}
+    assert set(first) == {"machine.json", *(f"{name}.json" for name in SETTINGS)}
     program = (
         "import sys, json; from steptime.measure import fingerprints; found = fingerprints();"
         "assert not {'torch', 'tensorflow'} & set(sys.modules); print(json.dumps(found))"

@@ -17,9 +17,11 @@ import pandera.pandas as pa
 from steptime.core.errors import InputError
 from steptime.core.files import read_text, write_texts
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 PHASES = ("step", "io", "h2d", "forward", "backward", "update")
-STATUSES = ("finished", "failed", "not_run")
+INPUTS = ("sequential", "prefetch", "jpeg-0", "jpeg-1", "jpeg-2")
+STATUSES = ("finished", "failed", "out_of_memory", "not_run")
+"""Not run: this machine or this framework cannot. All but finished have a reason."""
 
 _TEXT = pa.Column(str)
 _MAYBE_TEXT = pa.Column(str, nullable=True)
@@ -43,7 +45,7 @@ RUNS = pa.DataFrameSchema(
         "device": _TEXT,
         "threads": _POSITIVE,
         "workers": _POSITIVE,
-        "input": pa.Column(str, pa.Check.isin(["sequential", "prefetch"])),
+        "input": pa.Column(str, pa.Check.isin(INPUTS)),
         # what happened
         "round": _COUNT,
         "position": _COUNT,
@@ -56,6 +58,12 @@ RUNS = pa.DataFrameSchema(
         "stop_reason": _MAYBE_TEXT,
         "parameters": _MAYBE_COUNT,
         "peak_memory_bytes": _MAYBE_COUNT,
+        # of the build alone, often while another child builds; what compiles at the first step is the first warm-up
+        "build_s": _MAYBE,
+        # of all timed steps, reading included: the processor packages' on the CPU, the board's on a GPU
+        "energy_j": _MAYBE,
+        # mean over the timed steps of the driver's share of its last sampling period in which a kernel ran
+        "gpu_active_share": _MAYBE,
         "loss_first": pa.Column(float, nullable=True),
         "loss_last": pa.Column(float, nullable=True),
         # provenance
@@ -68,6 +76,7 @@ RUNS = pa.DataFrameSchema(
         "python_version": _MAYBE_TEXT,
         "framework_version": _MAYBE_TEXT,
         "blas": _MAYBE_TEXT,
+        "variables": _MAYBE_TEXT,
         "platform": _TEXT,
         "cpu_model": _TEXT,
         "cores_present": _POSITIVE,
@@ -145,7 +154,9 @@ def read_campaign(folder: Path) -> Campaign:
 
 
 def check_campaign(campaign: Campaign, folder: Path) -> None:
-    """What the columns alone cannot say: every sample has its run, every finished run its samples, no key twice."""
+    """What the columns alone cannot say: every sample has its run, every finished run its samples, any other one a
+    reason, no key twice.
+    """
     if campaign.runs.empty:
         raise InputError(f"{folder / 'runs.csv'}: has no rows; a campaign has at least one run")
     known = set(campaign.runs["run_id"])
@@ -163,6 +174,13 @@ def check_campaign(campaign: Campaign, folder: Path) -> None:
         raise InputError(
             f"{folder / 'runs.csv'}: line {row + 2}: run_id = {campaign.runs['run_id'][row]!r}: "
             "is finished but has no samples; add them or correct the status"
+        )
+    silent = campaign.runs.index[(campaign.runs["status"] != "finished") & campaign.runs["reason"].isna()]
+    if len(silent):
+        row = silent[0]
+        raise InputError(
+            f"{folder / 'runs.csv'}: line {row + 2}: reason = empty: a run that is {campaign.runs['status'][row]} has "
+            "one; add it"
         )
     twice = campaign.samples.index[campaign.samples.duplicated(SAMPLE_KEY)]
     if len(twice):

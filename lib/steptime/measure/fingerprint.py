@@ -8,6 +8,7 @@ from typing import Any
 
 from steptime import frameworks
 from steptime.core.files import write_json
+from steptime.frameworks.environments import ENVIRONMENTS
 from steptime.measure.provenance import gpus, machine_facts
 
 
@@ -28,12 +29,17 @@ def fingerprints() -> dict[str, dict[str, Any]]:
         name: {
             "framework": name,
             "version": frameworks.installed_version(name),
-            "python": platform.python_version(),
+            "python": _python(setting),
             "devices": ["cpu", *devices],
         }
-        for name in frameworks.SETTINGS
+        for name, setting in frameworks.SETTINGS.items()
     }
     return {"machine": machine, **versions}
+
+
+def _python(setting: frameworks.Setting) -> str:
+    """The version of the Python that runs the setting's child: the exact one here, the minor one elsewhere."""
+    return platform.python_version() if setting.environment is None else ENVIRONMENTS[setting.environment].python
 
 
 def write_fingerprints(folder: Path) -> None:

@@ -21,7 +21,7 @@ from steptime.measure.run import Run, campaign_of, runs_of
 
 def case_key(case: Case, plan: Plan, fingerprint: str) -> str:
     """The same for two runs of a case that may stand side by side: same case, settings, code, framework, machine."""
-    deciding = {"warmups", "samples", "layer_samples", "phase_samples", "profile_rounds", "seed"}
+    deciding = {"warmups", "samples", "layer_samples", "phase_samples", "profile_rounds", "seed", "memory_limit_gib"}
     settings = plan.model_dump(include=deciding)
     return short_hash([asdict(case), settings, fingerprint, code_facts()["code_hash"]])
 

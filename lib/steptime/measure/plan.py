@@ -14,6 +14,9 @@ from steptime.core.files import validated
 from steptime.core.network import BYTES_PER_VALUE
 
 Names = Annotated[tuple[str, ...], Field(min_length=1)]
+Input = Literal["sequential", "prefetch", "jpeg-0", "jpeg-1", "jpeg-2"]
+"""How a step comes by its batch: synthetic, gathered in the step or one ahead by a thread; JPEG files, decoded in the
+step or by 1 or 2 loader processes."""
 
 
 @dataclass(frozen=True)
@@ -38,16 +41,26 @@ class Case:
         )
 
     @property
+    def loaders(self) -> int:
+        """Processes that decode its input."""
+        return int(self.input[-1]) if self.input.startswith("jpeg-") else 0
+
+    @property
     def cores_needed(self) -> int:
-        """Threads that may be runnable at once: the reading thread of a prefetched input counts."""
-        return self.threads + (self.input == "prefetch")
+        """Threads that may be runnable at once: those that read, and the loaders', count."""
+        return self.threads + (self.input == "prefetch") + self.loaders
+
+    def is_oversubscribed(self, cores: int) -> bool:
+        """Does it have loaders that share cores? It is measured so; a case without is refused where cores lack."""
+        return bool(self.loaders) and self.cores_needed > cores
 
 
 class Plan(BaseModel):
-    """The cases are all combinations of the lists. Per run: `warmups`, then `samples` steps, then, in the first
-    `profile_rounds` rounds, repetitions of the phases and of the layers. Rounds go on from `min_rounds` until every
-    case's 95 % interval is at most `target_half_width` wide to each side (relative), to `rounds` at most, within
-    `budget_s` seconds of child time.
+    """The cases are all combinations of the lists, less the dtypes that a setting does not have. Per run: `warmups`,
+    then `samples` steps, then, in the first `profile_rounds` rounds, repetitions of the phases and of the layers.
+    Rounds go on from `min_rounds` until every case's 95 % interval is at most `target_half_width` wide to each side
+    (relative), to `rounds` at most, within `budget_s` seconds of child time. A child gets at most `memory_limit_gib` of
+    private memory (RLIMIT_DATA), if given.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -58,10 +71,10 @@ class Plan(BaseModel):
     batch: dict[str, PositiveInt] = Field(
         default={"mlp": 32, "lenet": 32, "alexnet": 16, "googlenet": 16, "resnet50": 16}, validate_default=True
     )
-    dtypes: Names = ("float32",)
+    dtypes: Names = Field(default=("float32",), validate_default=True)
     devices: tuple[Literal["cpu", "cuda"], ...] = Field(default=("cpu",), min_length=1)
     threads: tuple[PositiveInt, ...] = Field(default=(1,), min_length=1)
-    inputs: tuple[Literal["sequential", "prefetch"], ...] = Field(default=("sequential",), min_length=1)
+    inputs: tuple[Input, ...] = Field(default=("sequential",), min_length=1)
     rounds: Annotated[int, Field(ge=2)] = 10
     min_rounds: Annotated[int, Field(ge=2)] = Field(default=5, validate_default=True)
     warmups: PositiveInt = 5
@@ -71,6 +84,7 @@ class Plan(BaseModel):
     profile_rounds: NonNegativeInt = 3
     target_half_width: PositiveFloat = 0.02
     budget_s: PositiveFloat = 240.0
+    memory_limit_gib: PositiveFloat | None = None
     seed: NonNegativeInt = 1
 
     @checks("frameworks")
@@ -92,8 +106,12 @@ class Plan(BaseModel):
 
     @checks("dtypes")
     @classmethod
-    def _known_dtypes(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        return _known(value, BYTES_PER_VALUE)
+    def _known_dtypes(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        _known(value, BYTES_PER_VALUE)
+        for name in info.data.get("frameworks", ()):
+            if not set(value) & set(has := frameworks.SETTINGS[name].dtypes):
+                raise ValueError(f"{name!r} has none of them; it has {', '.join(has)}: add one or leave {name!r} out")
+        return value
 
     @checks("batch")
     @classmethod
@@ -116,13 +134,21 @@ class Plan(BaseModel):
             for framework, network, dtype, device, threads, reading in product(
                 self.frameworks, self.networks, self.dtypes, self.devices, self.threads, self.inputs
             )
+            if dtype in frameworks.SETTINGS[framework].dtypes
         )
 
     def order(self, number: int) -> list[Case]:
-        """The cases in the order in which round `number` visits them: drawn from the seed, so it can be drawn again."""
-        cases = self.cases()
-        drawn = np.random.default_rng([self.seed, number]).permutation(len(cases))
-        return [cases[place] for place in drawn]
+        """The cases in the order in which round `number` visits them: drawn from the seed, so it can be drawn again.
+
+        Randomised in blocks: the order of the networks is drawn, then that of each network's cases. Comparisons are
+        between cases of one network, paired by round; their partners now share the minute, not only the round, so that
+        less of the machine's drift is between them. Every order within a block is as likely as any other.
+        """
+        rng = np.random.default_rng([self.seed, number])
+        blocks: dict[str, list[Case]] = {name: [] for name in rng.permutation(self.networks)}
+        for case in self.cases():
+            blocks[case.network].append(case)
+        return [block[place] for block in blocks.values() for place in rng.permutation(len(block))]
 
 
 def read_plan(data: Mapping[str, Any], source: str) -> Plan:

@@ -1,5 +1,6 @@
 """A campaign: every case once a round, in random order, round after round until enough is known or time is spent."""
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from steptime.measure.provenance import cores_allowed
 from steptime.measure.run import Run, Visit, campaign_of, measure_runs, not_run, with_stop_reason
 
 FAILURES_ALLOWED = 2
-"""A case that failed so often is not visited again in this campaign."""
+"""A case that failed or ran out of memory so often is not visited again in this campaign."""
 
 
 def measure(
@@ -62,11 +63,12 @@ class _Campaign:
     def _rounds(self, store: Partial, kept: dict[str, Run]) -> str:
         """Visit all cases round by round; why that ended: "target", "budget" or "rounds"."""
         for number in range(self.plan.rounds):
-            for visit, run in measure_runs(self._missing(number, kept), self.plan, self.networks):
+            missing = self._missing(number, kept)
+            for done, (visit, run) in enumerate(measure_runs(missing, self.plan, self.networks), 1):
                 self.runs[visit.run_id] = run
                 if run.is_finished:
                     store.save(run)
-                self.report(self._line(visit, run))
+                self.report(f"round {number + 1}/{self.plan.rounds} run {done}/{len(missing)} {_line(visit, run)}")
             if reason := self._stop_reason(number + 1):
                 return reason
         return "rounds"
@@ -76,7 +78,7 @@ class _Campaign:
         missing = []
         for position, case in enumerate(self.plan.order(number)):
             visit = Visit(case, number, position, self.fingerprints[case.framework])
-            if case in self.impossible or self._failures(case) >= FAILURES_ALLOWED:
+            if case in self.impossible or self._is_given_up(case):
                 continue
             if visit.run_id in kept:
                 self.runs[visit.run_id] = kept[visit.run_id]
@@ -106,8 +108,11 @@ class _Campaign:
     def _possible(self) -> list[Case]:
         return [case for case in self.plan.cases() if case not in self.impossible]
 
-    def _failures(self, case: Case) -> int:
-        return sum(run.row["case_id"] == case.case_id and not run.is_finished for run in self.runs.values())
+    def _is_given_up(self, case: Case) -> bool:
+        """Does another visit tell nothing new? What a framework cannot do once, it never can."""
+        states = [run.row["status"] for run in self.runs.values() if run.row["case_id"] == case.case_id]
+        failures = len(states) - states.count("finished")
+        return "not_run" in states or failures >= FAILURES_ALLOWED
 
     def _why_not(self, case: Case) -> str | None:
         """Why this machine cannot run the case; None if it can."""
@@ -115,8 +120,10 @@ class _Campaign:
             return f"{frameworks.SETTINGS[case.framework].distribution} is not installed"
         if case.device == "cuda":
             return None if self.gpus else "no NVIDIA GPU on this machine"
-        if case.cores_needed > cores_allowed():
-            return f"needs {case.cores_needed} cores, {cores_allowed()} allowed here"
+        # Loaders may share cores: what that costs is what they are measured for.
+        needed = case.cores_needed - case.loaders
+        if needed > cores_allowed():
+            return f"needs {needed} cores, {cores_allowed()} allowed here"
         return None
 
     def _write(self, out: Path, reason: str) -> None:
@@ -126,23 +133,22 @@ class _Campaign:
             for case, why in self.impossible.items()
         ]
         write_campaign(campaign_of(runs, out.name), out)
-        finished = sum(run.is_finished for run in runs)
-        failed = sum(run.row["status"] == "failed" for run in runs)
+        count = Counter(run.row["status"] for run in runs)
         rounds = len({run.row["round"] for run in self.runs.values()})
         self.report(
-            f"{finished} runs finished, {failed} failed, {len(self.impossible)} cases not run here; "
-            f"stopped by {reason} after {rounds} rounds"
+            f"{count['finished']} runs finished, {count['failed']} failed, {count['out_of_memory']} out of memory, "
+            f"{count['not_run']} cases not run here; stopped by {reason} after {rounds} rounds"
         )
 
-    def _line(self, visit: Visit, run: Run) -> str:
-        """One line of progress: round, case, median step and how many were disturbed, or why it failed."""
-        start = f"round {visit.round + 1}/{self.plan.rounds} run {visit.position + 1}/{len(self.plan.cases())}"
-        if not run.is_finished:
-            return f"{start} {visit.case.case_id}: failed: {run.row['reason']}"
-        steps = run.step_samples()
-        median_ms = 1e3 * float(np.median([step["time_s"] for step in steps]))
-        flagged = sum(step["is_disturbed"] for step in steps)
-        return f"{start} {visit.case.case_id}: {median_ms:.3g} ms, {flagged} of {len(steps)} steps disturbed"
+
+def _line(visit: Visit, run: Run) -> str:
+    """What came of one run: the median step and how many were disturbed, or why there is none."""
+    if not run.is_finished:
+        return f"{visit.case.case_id}: {run.row['status'].replace('_', ' ')}: {run.row['reason']}"
+    steps = run.step_samples()
+    median_ms = 1e3 * float(np.median([step["time_s"] for step in steps]))
+    flagged = sum(step["is_disturbed"] for step in steps)
+    return f"{visit.case.case_id}: {median_ms:.3g} ms, {flagged} of {len(steps)} steps disturbed"
 
 
 def _log_medians(runs: list[Run]) -> np.ndarray:

@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -25,10 +25,13 @@ RUN_TIME_S = 30.0
 FEWEST_SAMPLES = 5
 LEARNING_RATE = 0.01
 STARTED_TOGETHER = 2
-"""So many children import their frameworks at the same time; then one is timed while the others block in a read.
+"""So many children import their frameworks, build their networks and take their first step at the same time; then one
+is timed while the others block in a read, which each proves before the first is timed.
 
-Starting takes longer than measuring. More would hold more memory and gain little.
+Starting and compiling take longer than measuring. More would hold more memory and gain little.
 """
+STATUS_OF = {"error": "failed", "out_of_memory": "out_of_memory", "unsupported": "not_run"}
+"""What a ChildError's kind makes of a run. What a framework cannot do is no failure."""
 COVARIATES = ("cpu_s", "run_delay_s", "involuntary_switches", "steal_s", "load_1min")
 PHASES = ("h2d", "forward", "backward", "update")
 
@@ -59,11 +62,22 @@ class Run:
         return self.row["status"] == "finished"
 
     def step_samples(self) -> list[dict[str, Any]]:
-        """The timed steps, warm-ups left out."""
-        return [sample for sample in self.samples if sample["phase"] == "step" and not sample["is_warmup"]]
+        """The timed steps, warm-ups left out; of a setting that only infers, the timed forward passes."""
+        timed = [sample for sample in self.samples if not sample["is_warmup"] and not sample.get("layer")]
+        steps = [sample for sample in timed if sample["phase"] == "step"]
+        return steps or [sample for sample in timed if sample["phase"] == "forward"]
 
 
-def disturbed(samples: Sequence[Mapping[str, Any]]) -> list[bool]:
+@dataclass(frozen=True)
+class _Ready:
+    """A child that built its network and took its first step: its answers to hello, build and that step."""
+
+    hello: dict[str, Any]
+    built: dict[str, Any]
+    first: dict[str, Any]
+
+
+def disturbed(samples: Sequence[Mapping[str, Any]], *, own_delays: bool = False) -> list[bool]:
     """Which of one run's timed steps something outside the process disturbed.
 
     A step is disturbed if the time that the process's threads were runnable but waiting for a core (`run_delay_s`,
@@ -75,6 +89,9 @@ def disturbed(samples: Sequence[Mapping[str, Any]]) -> list[bool]:
     * The harness gives a case no fewer cores than it has runnable threads, so its threads do not wait for each other:
       undisturbed, the sum is a few tens of microseconds a step; beside a busy process on the same core it is about half
       of the step's duration.
+    * `own_delays`: the exception. A case whose loader processes and threads are more than the cores (jpeg-2 on two
+      cores) is measured all the same, since what it costs is asked for. There the delays are its own, part of what is
+      measured: leaving steps out by them would keep those during which the loaders happened to rest. Only steal counts.
     * Involuntary switches are recorded and not used: thread pools cause benign ones, and those that cost time are in
       the delay.
     * The kernel counts steal in ticks of 10 ms over all cores: one tick disturbs any step shorter than 200 ms, also
@@ -85,39 +102,66 @@ def disturbed(samples: Sequence[Mapping[str, Any]]) -> list[bool]:
     if not samples:
         return []
     limit = DISTURBED_SHARE * statistics.median(sample["time_s"] for sample in samples)
-    return [(sample.get("run_delay_s") or 0.0) + (sample.get("steal_s") or 0.0) >= limit for sample in samples]
+    covariates = ("steal_s",) if own_delays else ("run_delay_s", "steal_s")
+    return [sum(sample.get(name) or 0.0 for name in covariates) >= limit for sample in samples]
 
 
 def measure_runs(visits: Sequence[Visit], plan: Plan, networks: Mapping[str, Network]) -> Iterator[tuple[Visit, Run]]:
-    """Each visit with its run, in the order given; every run in a fresh child, only one of which runs while timed."""
+    """Each visit with its run; every run in a fresh child, only one of which runs while timed.
+
+    In the order given, but for a run that ran out of memory beside another: it is made again, alone, since the other
+    may have had what it lacked.
+    """
     together = min(STARTED_TOGETHER, cores_allowed())
     for first in range(0, len(visits), together):
         group = visits[first : first + together]
-        started = time.perf_counter()
-        with ExitStack() as stack:
-            children = [stack.enter_context(_child(visit.case)) for visit in group]
-            with ThreadPoolExecutor(len(group)) as pool:
-                list(pool.map(_load, children))
-            share_s = (time.perf_counter() - started) / len(group)
-            for visit, child in zip(group, children, strict=True):
-                yield visit, _measure_run(child, visit, plan, networks[visit.case.network], share_s)
-                child.close()
+        again = []
+        for visit, run in _measure_group(group, plan, networks):
+            if run.row["status"] == "out_of_memory" and len(group) > 1:
+                again.append(visit)
+            else:
+                yield visit, run
+        for visit in again:
+            yield from _measure_group([visit], plan, networks)
 
 
-def _child(case: Case) -> frameworks.Child:
-    return frameworks.Child(case.framework, device=case.device, threads=case.threads)
+def _measure_group(group: Sequence[Visit], plan: Plan, networks: Mapping[str, Network]) -> Iterator[tuple[Visit, Run]]:
+    """The visits' children made ready at the same time, then timed one after the other."""
+    started = time.perf_counter()
+    with ExitStack() as stack:
+        children = [stack.enter_context(_child(visit.case, plan)) for visit in group]
+        with ThreadPoolExecutor(len(group)) as pool:
+            described = [networks[visit.case.network] for visit in group]
+            ready = list(pool.map(_made_ready, children, group, [plan] * len(group), described))
+        share_s = (time.perf_counter() - started) / len(group)
+        for visit, child, state in zip(group, children, ready, strict=True):
+            yield visit, _measure_run(child, visit, plan, state, share_s)
+            child.close()
 
 
-def _load(child: frameworks.Child) -> None:
-    """Have the child import its framework. What goes wrong here goes wrong again, and is recorded, when it is timed."""
-    with suppress(frameworks.ChildError):
-        child.request("hello")
+def _child(case: Case, plan: Plan) -> frameworks.Child:
+    limit = None if plan.memory_limit_gib is None else int(plan.memory_limit_gib * 2**30)
+    return frameworks.Child(case.framework, device=case.device, threads=case.threads, memory_limit_bytes=limit)
 
 
-def _measure_run(child: frameworks.Child, visit: Visit, plan: Plan, network: Network, start_s: float) -> Run:
-    """Build the network in the child and time it. A child that fails gives a row that says why.
+def _made_ready(child: frameworks.Child, visit: Visit, plan: Plan, network: Network) -> _Ready | frameworks.ChildError:
+    """Have the child do all that compiles, then wait until it is idle. What goes wrong is the run's outcome."""
+    try:
+        hello = child.request("hello")
+        built = build(child, visit.case, plan, network)
+        first = child.request("phases" if hello["inference_only"] else "steps", count=1)
+        child.request("settle")
+        return _Ready(hello, built, first)
+    except frameworks.ChildError as error:
+        return error
 
-    `start_s`: the seconds that the child's start took, part of the run's duration.
+
+def _measure_run(
+    child: frameworks.Child, visit: Visit, plan: Plan, state: _Ready | frameworks.ChildError, start_s: float
+) -> Run:
+    """Time the child's network. A child that failed, here or before, gives a row that says why.
+
+    `start_s`: the seconds that making it ready took, part of the run's duration.
     """
     row = base_row(visit, plan) | {
         "started_utc": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
@@ -125,9 +169,12 @@ def _measure_run(child: frameworks.Child, visit: Visit, plan: Plan, network: Net
     }
     started = time.perf_counter()
     try:
-        facts, samples = _timed(child, visit, plan, network)
+        if isinstance(state, frameworks.ChildError):
+            raise state
+        facts, samples = _timed(child, visit, plan, state)
     except frameworks.ChildError as error:
-        facts, samples = {"status": "failed", "reason": without_paths(str(error))}, []
+        facts, samples = {"status": STATUS_OF[error.kind], "reason": without_paths(str(error))}, []
+    samples = [{"run_id": visit.run_id, **sample} for sample in samples]
     return Run(row | facts | {"duration_s": start_s + time.perf_counter() - started}, tuple(samples))
 
 
@@ -150,6 +197,7 @@ def base_row(visit: Visit, plan: Plan) -> dict[str, Any]:
         "fingerprint": visit.fingerprint,
         "command": "steptime measure",
         "timer": "perf_counter",
+        "variables": told({}, plan.memory_limit_gib),
         **machine_facts(),
         **code_facts(),
     }
@@ -181,36 +229,95 @@ def _plain(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _timed(
-    child: frameworks.Child, visit: Visit, plan: Plan, network: Network
+    child: frameworks.Child, visit: Visit, plan: Plan, state: _Ready
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Everything one child is asked for: the columns it answers for and the rows of samples.csv."""
-    hello = child.request("hello")
-    built = build(child, visit.case, plan, network)
-    warm = child.request("steps", count=plan.warmups)
-    count = affordable(plan.samples, [sample["time_s"] for sample in warm["samples"]])
-    timed = child.request("steps", count=count)
+    if state.hello["inference_only"]:
+        facts, samples = _timed_forward(child, plan, state)
+    else:
+        facts, samples = _timed_steps(child, visit, plan, state)
     gpu = gpus()[0] if visit.case.device == "cuda" else {}
-    profiled = visit.round < plan.profile_rounds
-    # The first repetition of each warms up what the whole steps did not use, and is flagged.
-    phases = child.request("phases", count=1 + plan.phase_samples)["samples"] if profiled and plan.phase_samples else []
-    layers = child.request("layers", count=1 + plan.layer_samples)["samples"] if profiled and plan.layer_samples else []
-    memory = child.request("memory")
+    if visit.round < plan.profile_rounds:
+        samples += _layer_rows(_optional(child, "layers", plan.layer_samples))
+    return _facts(child, plan, state) | gpu | facts, samples
+
+
+def _timed_steps(
+    child: frameworks.Child, visit: Visit, plan: Plan, state: _Ready
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Warm-ups, of which the child's first step is one, then the timed steps, then the steps taken apart."""
+    warm = state.first["samples"]
+    if plan.warmups > 1:
+        warm = [*warm, *child.request("steps", count=plan.warmups - 1)["samples"]]
+    count = affordable(plan.samples, [sample["time_s"] for sample in warm])
+    timed = child.request("steps", count=count)
+    oversubscribed = visit.case.is_oversubscribed(cores_allowed())
+    own = f"{visit.case.cores_needed} threads on {cores_allowed()} cores: their delays are the case's own"
     facts = {
-        "status": "finished",
-        "stop_reason": None if count == plan.samples else f"steps cut to {count} by the run's time",
-        "parameters": built["parameters"],
-        "peak_memory_bytes": memory["peak_bytes"],
-        "loss_first": _finite(warm["loss_first"]),
+        "reason": own if oversubscribed else None,
+        "stop_reason": _cut(count, plan),
+        "loss_first": _finite(state.first["loss_first"]),
         "loss_last": _finite(timed["loss_last"]),
+        "energy_j": timed["energy_j"],
+        "gpu_active_share": timed["gpu_active_share"],
+    }
+    rows = _step_rows(warm, timed["samples"], own_delays=oversubscribed)
+    if visit.round < plan.profile_rounds:
+        rows += _phase_rows(_optional(child, "phases", plan.phase_samples))
+    return facts, rows
+
+
+def _timed_forward(child: frameworks.Child, plan: Plan, state: _Ready) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """What can be timed of a setting without a training step: its forward passes, in every round."""
+    warm = state.first["samples"]
+    if plan.warmups > 1:
+        warm = [*warm, *child.request("phases", count=plan.warmups - 1)["samples"]]
+    count = affordable(plan.samples, [sample["forward"] for sample in warm])
+    timed = child.request("phases", count=count)["samples"]
+    return {"reason": "inference only", "stop_reason": _cut(count, plan)}, _phase_rows([*warm, *timed], plan.warmups)
+
+
+def _optional(child: frameworks.Child, command: str, count: int) -> list[Any]:
+    """`count` repetitions after one, flagged, that warms up what the whole steps did not use; none if there is no such
+    thing in this setting.
+    """
+    if not count:
+        return []
+    try:
+        return child.request(command, count=1 + count)["samples"]
+    except frameworks.ChildError as error:
+        if error.kind == "unsupported":
+            return []
+        raise
+
+
+def _facts(child: frameworks.Child, plan: Plan, state: _Ready) -> dict[str, Any]:
+    """The columns of any finished run that the child answers for."""
+    hello, built = state.hello, state.built
+    return {
+        "status": "finished",
+        "parameters": built["parameters"],
+        "build_s": built["build_s"],
+        "peak_memory_bytes": child.request("memory")["peak_bytes"],
         "python_version": hello["versions"]["python"],
         "framework_version": hello["versions"]["framework"],
         "blas": hello["versions"]["blas"],
+        "variables": told(hello["variables"], plan.memory_limit_gib),
         "timer": hello["timer"],
         "timer_resolution_s": hello["timer_resolution_s"],
-        **gpu,
     }
-    samples = [*_step_rows(warm["samples"], timed["samples"]), *_phase_rows(phases), *_layer_rows(layers)]
-    return facts, [{"run_id": visit.run_id, **sample} for sample in samples]
+
+
+def told(variables: Mapping[str, str], memory_limit_gib: float | None) -> str | None:
+    """What decides threads, compilers and memory, as one text without paths: NAME=value; NAME=value."""
+    named = [f"{name}={without_paths(value)}" for name, value in sorted(variables.items())]
+    if memory_limit_gib is not None:
+        named.append(f"memory limit={memory_limit_gib:g} GiB")
+    return "; ".join(named) or None
+
+
+def _cut(count: int, plan: Plan) -> str | None:
+    return None if count == plan.samples else f"steps cut to {count} by the run's time"
 
 
 def build(child: frameworks.Child, case: Case, plan: Plan, network: Network) -> dict[str, Any]:
@@ -235,10 +342,10 @@ def affordable(samples: int, warmup_times_s: Sequence[float]) -> int:
     return min(samples, max(FEWEST_SAMPLES, int(RUN_TIME_S / max(warmup_times_s[-1], 1e-9))))
 
 
-def _step_rows(warm: list[dict[str, Any]], timed: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _step_rows(warm: list[dict[str, Any]], timed: list[dict[str, Any]], *, own_delays: bool) -> list[dict[str, Any]]:
     """Two rows a step, its whole and its reading (`io`), numbered on through the warm-ups."""
     rows = []
-    flags = [False] * len(warm) + disturbed(timed)
+    flags = [False] * len(warm) + disturbed(timed, own_delays=own_delays)
     for repeat, (sample, flag) in enumerate(zip([*warm, *timed], flags, strict=True)):
         shared = {"repeat": repeat, "is_warmup": repeat < len(warm), "is_disturbed": flag}
         covariates = {name: sample.get(name) for name in COVARIATES}
@@ -247,12 +354,19 @@ def _step_rows(warm: list[dict[str, Any]], timed: list[dict[str, Any]]) -> list[
     return rows
 
 
-def _phase_rows(samples: list[dict[str, float]]) -> list[dict[str, Any]]:
+def _phase_rows(samples: list[dict[str, float]], warmups: int = 1) -> list[dict[str, Any]]:
     """The phases of steps taken apart, but for their reading: the whole steps have more of it."""
     return [
-        {"phase": phase, "repeat": repeat, "is_warmup": repeat == 0, "is_disturbed": False, "time_s": sample[phase]}
+        {
+            "phase": phase,
+            "repeat": repeat,
+            "is_warmup": repeat < warmups,
+            "is_disturbed": False,
+            "time_s": sample[phase],
+        }
         for repeat, sample in enumerate(samples)
         for phase in PHASES
+        if phase in sample
     ]
 
 
