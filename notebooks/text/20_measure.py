@@ -35,7 +35,7 @@ from IPython.display import display
 from steptime import measure
 from steptime.core.files import project_root, read_json, validated, write_text
 from steptime.core.machine import Machine
-from steptime.core.statistics import estimate, usable
+from steptime.core.statistics import case_table
 from steptime.networks import build
 from steptime.notebook import out_folder, progress
 from steptime.report import figures, style
@@ -85,34 +85,19 @@ campaign = measure.measure(plan, folder / "raw", partial, report=progress)
 # %%
 CASE = ["framework", "network", "batch", "device", "threads", "input"]
 
-steps = usable(campaign.joined())
-every = campaign.joined().query("phase == 'step' and layer.isna() and not is_warmup")
 machine_file = root / "data/raw/machine/machine.json"
 peak_flops_per_s = validated(Machine, read_json(machine_file), machine_file).peak_flops_per_s if out else float("nan")
 
 
-def row(case_id: str, of_case: pd.DataFrame) -> dict:
-    """One case: its step time, how much was disturbed, and how near it comes to the machine's peak."""
-    found = estimate(of_case)
-    case = of_case.iloc[0]
-    network = build(case["network"], size=case["size"])
-    flops = (network.forward_flops + network.backward_flops) * int(case["batch"])
-    return {
-        "case_id": case_id,
-        **case[CASE],
-        "median_s": found.median_s,
-        "lo_s": found.lo_s,
-        "hi_s": found.hi_s,
-        "processes": found.processes,
-        "steps": found.samples,
-        "timed_steps": int((every["case_id"] == case_id).sum()),
-        "disturbed_share": every.loc[every["case_id"] == case_id, "is_disturbed"].mean(),
-        "flops": flops,
-        "share_of_peak": flops / found.median_s / peak_flops_per_s,
-    }
+def step_flops(case) -> int:
+    """Floating-point operations of one step of a row of `cases`."""
+    network = build(case.network, size=case.size)
+    return (network.forward_flops + network.backward_flops) * int(case.batch)
 
 
-cases = pd.DataFrame([row(case_id, of_case) for case_id, of_case in steps.groupby("case_id", sort=True)])
+cases = case_table(campaign.joined()).query("processes > 1").rename(columns={"samples": "steps"})
+cases["flops"] = [step_flops(case) for case in cases.itertuples()]
+cases["share_of_peak"] = cases["flops"] / cases["median_s"] / peak_flops_per_s
 write_text(folder / "derived/steps.csv", cases.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
 shown = cases.set_index(CASE)
 pd.DataFrame(

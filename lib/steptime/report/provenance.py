@@ -7,11 +7,10 @@ from typing import Any
 import pandas as pd
 
 from steptime.core.campaign import Campaign, read_campaign
+from steptime.core.statistics import CASE, counted
 
 MEASURING = ("machine", "measure")
 """Stages that measure here: their pages are about this machine."""
-
-CASE = ["framework", "network", "size", "batch", "dtype", "device", "threads", "workers", "input"]
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ class Recorded:
         steps = samples[(samples["phase"] == "step") & ~samples["is_warmup"] & samples["layer"].isna()]
         joined = steps.merge(finished[["run_id", "case_id"]], on="run_id")
         by_case = joined.groupby("case_id")["is_disturbed"].agg(["size", "mean"])
-        calm = joined[~joined["is_disturbed"]].groupby("case_id")["run_id"].nunique()
+        all_count = counted(joined).groupby(joined["case_id"]).all()
         rows = []
         for case_id, part in finished.groupby("case_id", sort=True):
             steps_of = by_case.loc[case_id] if case_id in by_case.index else {"size": 0, "mean": float("nan")}
@@ -74,7 +73,7 @@ class Recorded:
                     "processes": len(part),
                     "timed steps": int(steps_of["size"]),
                     "disturbed": steps_of["mean"],
-                    "counted": _counted(steps_of["mean"], calm.get(case_id, 0)),
+                    "counted": _counted(steps_of["mean"], all_count.get(case_id, True)),
                     "stopped because": _listed(part["stop_reason"]),
                 }
             )
@@ -93,7 +92,7 @@ class Recorded:
         """One row a case that did not run or failed, with the reason."""
         runs = self.campaign.runs
         missing = runs[runs["status"] != "finished"]
-        table = missing[[*CASE, "status", "reason"]].drop_duplicates().sort_values(CASE, kind="stable")
+        table = missing[[*CASE, "status", "reason"]].drop_duplicates().sort_values(list(CASE), kind="stable")
         return table.drop(columns=[name for name, _ in self.common()]).replace({"status": {"not_run": "not run"}})
 
 
@@ -118,9 +117,9 @@ def campaigns_of(stage: str, root: Path, known: list[Recorded]) -> list[Recorded
     return used or known
 
 
-def _counted(share_disturbed: float, calm_processes: int) -> str:
-    """Which steps an estimate rests on, as `core.statistics.usable` selects them."""
-    if calm_processes < 2:
+def _counted(share_disturbed: float, all_count: bool) -> str:
+    """Which steps an estimate rests on."""
+    if share_disturbed and all_count:
         return "all steps"
     return "calm steps, under half" if share_disturbed > 0.5 else "calm steps"
 
