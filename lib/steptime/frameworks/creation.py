@@ -91,9 +91,10 @@ def find_interpreter(version: str) -> Path | None:
     on_path = shutil.which(f"python{version}")
     for path in ([Path(on_path)] if on_path else []) + installed[::-1]:
         # pyenv's stand-ins on PATH exist for versions that are not switched on.
-        command = [str(path), "-c", "import sys, venv; print('%d.%d' % sys.version_info[:2])"]
-        if subprocess.run(command, capture_output=True, text=True).stdout.strip() == version:
-            return path
+        command = [str(path), "-c", "import sys, venv; print('%d.%d' % sys.version_info[:2]); print(sys.executable)"]
+        said = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
+        if said[:1] == [version]:
+            return Path(said[1])
     return None
 
 
@@ -181,9 +182,9 @@ class _Runner:
                     last = line.strip() or last
                     # make says how far it is
                     percent = re.match(r"\[ *(\d+)%\]", line)
-                    if percent and int(percent[1]) // 10 > shown:
-                        shown = int(percent[1]) // 10
-                        self.log(f"{step}: {shown}0 %")
+                    if percent and int(percent[1]) // 10 * 10 > shown:
+                        shown = int(percent[1]) // 10 * 10
+                        self.log(f"{step}: {shown} %")
         if process.returncode:
             raise CreationFailed(
                 f"{self._folder.name}: {step}: failed with status {process.returncode}: {last[:200]}; log: {self.path}"
@@ -205,10 +206,11 @@ def _make(environment: Environment, folder: Path, interpreter: Path, run: _Runne
     tools = [line for line in locked if line.partition("==")[0] in TOOLS]
     rest = [line for line in locked if line not in tools]
     # `bin/pip` would not start from a path with spaces.
-    pip = [python, "-m", "pip", "--disable-pip-version-check", "install", "--no-deps"]
-    for step, requirements, options in (("installers", tools, []), ("packages", rest, ["--no-build-isolation"])):
-        if requirements:
-            run(f"{len(requirements)} {step}", [*pip, *options, *requirements])
+    pip: list[str | Path] = [python, "-m", "pip", "--disable-pip-version-check", "install", "--no-deps"]
+    if tools:
+        run(f"{len(tools)} installers", [*pip, *tools])
+    if rest:
+        run(f"{len(rest)} packages", [*pip, "--no-build-isolation", *rest])
     if _script(environment).is_file():
         run(_script(environment).name, ["bash", _script(environment)])
     write_text(folder / COMPLETE, recipe)
