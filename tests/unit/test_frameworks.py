@@ -125,6 +125,8 @@ def test_other_commands(built, tmp_path):
     assert built.request("bare", count=3)["total_s"] > 0
     phases = built.request("phases", count=2)["samples"]
     assert [set(sample) for sample in phases] == [{"io", "h2d", "forward", "backward", "update"}] * 2
+    with pytest.raises(ChildError, match="no instruments inside a whole step"):
+        built.request("profile", count=1)
     assert built.request("layers", count=2)["samples"] == [[{"layer": "fc1", "forward_s": 1.0, "backward_s": 2.0}]] * 2
     assert built.request("flops") == {"forward": 1, "backward": None}
     assert 1e6 < built.request("memory")["peak_bytes"] < 1e9

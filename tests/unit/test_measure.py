@@ -127,6 +127,9 @@ class FakeChild:
     def layers(self, count: int) -> dict[str, Any]:
         return {"samples": [[{"layer": "fc1", "forward_s": 0.001, "backward_s": None}]] * count}
 
+    def profile(self, count: int) -> dict[str, Any]:
+        raise frameworks.ChildError("no instruments inside a whole step", "unsupported")
+
     def memory(self) -> dict[str, Any]:
         return {"peak_bytes": 12345678901}
 
@@ -366,6 +369,21 @@ def test_what_a_framework_cannot_do_is_asked_once(tmp_path: Path, lines: list[st
     assert set(waiting["reason"]) == {"no kernel image in lib.so"}
     assert set(campaign.runs["stop_reason"]) == {"target"}, "it holds up nothing"
     assert "0 failed, 0 out of memory, 2 cases not run here" in lines[-1]
+
+
+def test_layers_timed_inside_the_step_bring_its_other_parts(
+    fake: type[FakeChild], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers = [{"layer": "fc1", "forward_s": 0.002, "backward_s": 0.004}]
+    profile = {"layers": layers, "parts": {"dispatch": 0.001, "plain": 0.009}}
+    monkeypatch.setattr(fake, "profile", lambda self, count: {"samples": [profile] * count})
+    fake.without = {"layers"}
+    campaign = rounds.measure(PLAN, tmp_path / "out", tmp_path / "partial", report=lambda line: None)
+    parts = campaign.samples[campaign.samples["phase"] == "profiled"]
+    assert parts.groupby("layer")["time_s"].unique().map(list).to_dict() == {"dispatch": [0.001], "plain": [0.009]}
+    assert (parts["is_warmup"] == (parts["repeat"] == 0)).all()
+    forward = campaign.samples[(campaign.samples["phase"] == "forward") & campaign.samples["layer"].notna()]
+    assert set(forward["time_s"]) == {0.002}
 
 
 @pytest.mark.parametrize("command", ["phases", "layers"])

@@ -18,7 +18,9 @@ from steptime.core.errors import InputError
 from steptime.core.files import read_text, write_texts
 
 SCHEMA_VERSION = 2
-PHASES = ("step", "io", "h2d", "forward", "backward", "update")
+PHASES = ("step", "io", "h2d", "forward", "backward", "update", "profiled")
+"""`profiled`: a part of a step under the framework's instruments, whose layers' times it belongs to; `layer` names the
+part: h2d, loss, update, dispatch, other, and plain, the whole step without instruments that came before it."""
 INPUTS = ("sequential", "prefetch", "jpeg-0", "jpeg-1", "jpeg-2")
 STATUSES = ("finished", "failed", "out_of_memory", "not_run")
 """Not run: this machine or this framework cannot. All but finished have a reason."""

@@ -291,6 +291,7 @@ class Worker(object):
             delay, steal = covariates.run_delay_s(), covariates.steal_s()
             samples.append(
                 {
+                    "start_s": start,
                     "time_s": end - start,
                     "io_s": after_io - start,
                     "cpu_s": cpu,
@@ -330,6 +331,24 @@ class Worker(object):
         if not hasattr(trainer, "layer_times"):
             raise NotImplementedError("this setting fuses layers: none can be timed alone")
         return {"samples": [trainer.layer_times(*self._source.read()) for _ in range(count)]}
+
+    def profile(self, count):
+        """Each repetition: a plain step, then one with the framework's instruments on, on the next batch."""
+        check_count(count)
+        trainer = self._ready()
+        profiled_step = getattr(trainer, "profiled_step", None)
+        if profiled_step is None:
+            raise NotImplementedError("this setting has no instruments inside a whole step")
+        samples = []
+        for _ in range(count):
+            images, labels = self._source.read()
+            start = time.perf_counter()
+            trainer.step(images, labels)
+            plain_s = time.perf_counter() - start
+            profile = profiled_step(*self._source.read())
+            profile["parts"]["plain"] = plain_s
+            samples.append(profile)
+        return {"samples": samples}
 
     def gradients(self, path):
         arrays = self._ready().gradients(*self._source.first())

@@ -238,7 +238,9 @@ def _timed(
         facts, samples = _timed_steps(child, visit, plan, state)
     gpu = gpus()[0] if visit.case.device == "cuda" else {}
     if visit.round < plan.profile_rounds:
-        samples += _layer_rows(_optional(child, "layers", plan.layer_samples))
+        profiles = _optional(child, "profile", plan.layer_samples)
+        layers = [profile["layers"] for profile in profiles] or _optional(child, "layers", plan.layer_samples)
+        samples += [*_layer_rows(layers), *_part_rows(profiles)]
     return _facts(child, plan, state) | gpu | facts, samples
 
 
@@ -384,6 +386,22 @@ def _layer_rows(samples: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
         for layer in layers
         for phase in ("forward", "backward")
         if layer[f"{phase}_s"] is not None
+    ]
+
+
+def _part_rows(profiles: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The parts of profiled steps that are no layer, and the plain step before each, under the key "plain"."""
+    return [
+        {
+            "phase": "profiled",
+            "layer": part,
+            "repeat": repeat,
+            "is_warmup": repeat == 0,
+            "is_disturbed": False,
+            "time_s": seconds,
+        }
+        for repeat, profile in enumerate(profiles)
+        for part, seconds in profile["parts"].items()
     ]
 
 
