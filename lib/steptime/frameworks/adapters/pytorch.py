@@ -1,6 +1,13 @@
-"""PyTorch. Mode "eager": one call of torch.nn.functional a layer, gradients by autograd. See adapters/__init__.py."""
+"""PyTorch. See adapters/__init__.py.
 
+Mode "eager": one call of torch.nn.functional a layer, gradients by autograd. "channels_last": the same with images and
+convolutions' weights in that memory format. "compile": forward by torch.compile, backward by its autograd, loss and
+update as in the other modes; layers are fused, so none can be timed. bfloat16: torch.autocast of forward and loss.
+"""
+
+import os
 import re
+import shutil
 import time
 
 import torch
@@ -22,7 +29,17 @@ def build(network, weights, batch, threads, learning_rate, seed, device, dtype, 
     # float32 means float32, and each framework may pick its convolution algorithms by trial.
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.benchmark = True
-    return Trainer(network, weights, batch, learning_rate, torch.device(device))
+    if mode == "compile":
+        check_compiler()
+    trainer = Trainer if mode == "compile" else LayeredTrainer
+    return trainer(network, weights, batch, learning_rate, torch.device(device), dtype, mode)
+
+
+def check_compiler():
+    """Inductor writes C++; without a compiler it fails in the middle of the first step, at length."""
+    compiler = os.environ.get("CXX", "g++")
+    if shutil.which(compiler) is None:
+        raise ValueError("torch.compile needs a C++ compiler: %s is not found; install g++ or set CXX" % compiler)
 
 
 def pad_both(pad):
@@ -48,6 +65,22 @@ def ceil_mode_fits(layer):
     return True
 
 
+def lstm(x, w, training):
+    """torch's own fused LSTM, which is what torch.nn.LSTM calls. Its gates are in our order; its second bias is 0."""
+    input_weight, hidden_weight, bias = w
+    state = x[0].new_zeros(1, x[0].shape[0], hidden_weight.shape[1])
+    weights = [input_weight, hidden_weight, bias, torch.zeros_like(bias)]
+    return torch._VF.lstm(x[0], (state, state), weights, True, 1, 0.0, training, False, True)[0]
+
+
+def attention(x, w, heads):
+    batch, steps, features = x.shape
+    qkv = F.linear(x, w[0], w[1]).view(batch, steps, 3, heads, features // heads)
+    query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+    mixed = F.scaled_dot_product_attention(query, key, value)
+    return F.linear(mixed.transpose(1, 2).reshape(batch, steps, features), w[2], w[3])
+
+
 def operation(layer):
     """The function (inputs, weights, training) -> output of one layer."""
     kind, s = layer["kind"], layer["settings"]
@@ -59,7 +92,7 @@ def operation(layer):
             return F.conv2d(x, w[0], w[1] if s["bias"] else None, s["stride"], pad, 1, s["groups"])
 
         return convolution
-    if kind == "dense":
+    if kind in ("dense", "token_dense"):
         return lambda x, w, training: F.linear(x[0], w[0], w[1] if s["bias"] else None)
     if kind == "relu":
         return lambda x, w, training: F.relu(x[0])
@@ -90,27 +123,54 @@ def operation(layer):
         return lambda x, w, training: torch.cat(x, 1)
     if kind == "flatten":
         return lambda x, w, training: torch.flatten(x[0], 1)
+    if kind == "sigmoid":
+        return lambda x, w, training: torch.sigmoid(x[0])
+    if kind == "gelu":
+        return lambda x, w, training: F.gelu(x[0])
+    if kind == "embedding":
+        return lambda x, w, training: F.embedding(x[0], w[0])
+    if kind == "position":
+        return lambda x, w, training: x[0] + w[0]
+    if kind == "lstm":
+        return lstm
+    if kind == "attention":
+        return lambda x, w, training: attention(x[0], w, s["heads"])
+    if kind == "layer_norm":
+        return lambda x, w, training: F.layer_norm(x[0], x[0].shape[-1:], w[0], w[1], s["epsilon"])
+    if kind == "last":
+        return lambda x, w, training: x[0][:, -1]
+    if kind == "mean_steps":
+        return lambda x, w, training: x[0].mean(1)
     raise ValueError("layer %s: kind %r is unknown" % (layer["name"], kind))
 
 
 class Trainer(object):
-    def __init__(self, network, weights, batch, learning_rate, device):
+    def __init__(self, network, weights, batch, learning_rate, device, dtype, mode):
         self._device = device
         self._batch = batch
         self._cuda = device.type == "cuda"
+        self._autocast = torch.autocast(device.type, torch.bfloat16, enabled=dtype == "bfloat16")
+        self._channels_last = mode == "channels_last"
         self._weights = {
-            name: torch.tensor(values, device=device, requires_grad=True) for name, values in weights.items()
+            name: self._formatted(torch.tensor(values, device=device)).requires_grad_()
+            for name, values in weights.items()
         }
         self._layers = []
         for layer in network["layers"]:
             tensors = [self._weights[parameter["name"]] for parameter in layer["parameters"]]
             self._layers.append((layer["name"], layer["inputs"], tensors, operation(layer)))
+        self._recurrent = any(layer["kind"] == "lstm" for layer in network["layers"])
         self._grouped = any(layer["settings"].get("groups", 1) > 1 for layer in network["layers"])
+        self._drops = any(layer["kind"] == "dropout" for layer in network["layers"])
         self._learning_rate = learning_rate
+        if mode == "compile":
+            self._run = torch.compile(self._forward, dynamic=False, fullgraph=True)
+        else:
+            self._run = self._forward
 
     def step(self, images, labels):
         x, y = self._to_device(images, labels)
-        loss = F.cross_entropy(self._forward(x, True), y)
+        loss = self._loss(x, y)
         loss.backward()
         self._update()
         self._wait()
@@ -120,7 +180,7 @@ class Trainer(object):
         times = [self._now()]
         x, y = self._to_device(images, labels)
         times.append(self._now())
-        loss = F.cross_entropy(self._forward(x, True), y)
+        loss = self._loss(x, y)
         times.append(self._now())
         loss.backward()
         times.append(self._now())
@@ -128,6 +188,133 @@ class Trainer(object):
         times.append(self._now())
         names = ("h2d", "forward", "backward", "update")
         return {name: end - start for name, start, end in zip(names, times, times[1:])}
+
+    def gradients(self, images, labels):
+        x, y = self._to_device(images, labels)
+        with self._autocast:
+            # Where nothing is dropped the compiled program of the step serves here, too.
+            outputs = self._run(x, not self._drops)
+            loss = F.cross_entropy(outputs, y)
+        gradients = torch.autograd.grad(loss, list(self._weights.values()))
+        arrays = self.arrays(dict(zip(self._weights, gradients)))
+        return dict(arrays, outputs=outputs.detach().float().cpu().numpy(), loss=loss.detach().cpu().numpy())
+
+    def arrays(self, tensors):
+        """{parameter: array} of tensors."""
+        return {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
+
+    def flops(self, images, labels):
+        """Of matrix products. None with an LSTM, which torch 2.13 does not count; backward is None with grouped
+
+        convolutions, whose weight gradients it counts as if not grouped. Attention is counted unfused.
+        """
+        try:
+            from torch.nn.attention import SDPBackend, sdpa_kernel
+            from torch.utils.flop_counter import FlopCounterMode
+        except ImportError:
+            return {"forward": None, "backward": None}
+        if self._recurrent:
+            return {"forward": None, "backward": None}
+        x, y = self._to_device(images, labels)
+        with sdpa_kernel(SDPBackend.MATH):
+            with FlopCounterMode(display=False) as forward:
+                loss = F.cross_entropy(self._forward(x, False), y)
+            with FlopCounterMode(display=False) as backward:
+                torch.autograd.grad(loss, list(self._weights.values()))
+        counted = None if self._grouped else backward.get_total_flops() // self._batch
+        return {"forward": forward.get_total_flops() // self._batch, "backward": counted}
+
+    def shapes(self, images):
+        found = {}
+        with torch.no_grad(), self._autocast:
+            self._forward(self._formatted(torch.from_numpy(images).to(self._device)), False, found)
+        return found
+
+    def parameter_count(self):
+        return sum(tensor.numel() for tensor in self._weights.values())
+
+    def device_peak_bytes(self):
+        return torch.cuda.max_memory_allocated(self._device) if self._cuda else None
+
+    def _forward(self, x, training, shapes=None):
+        outputs = {"input": x}
+        for name, sources, weights, run in self._layers:
+            x = outputs[name] = run([outputs[source] for source in sources], weights, training)
+            if shapes is not None:
+                shapes[name] = list(x.shape[1:])
+        return x
+
+    def _loss(self, x, y):
+        with self._autocast:
+            return F.cross_entropy(self._run(x, True), y)
+
+    def _update(self):
+        # Written out: importing torch.optim takes longer than importing torch, and does the same here.
+        with torch.no_grad():
+            for tensor in self._weights.values():
+                tensor.add_(tensor.grad, alpha=-self._learning_rate)
+                tensor.grad = None
+
+    def _to_device(self, images, labels):
+        x = self._formatted(torch.from_numpy(images).to(self._device))
+        return x, torch.from_numpy(labels).to(self._device)
+
+    def _formatted(self, tensor):
+        if self._channels_last and tensor.dim() == 4:
+            return tensor.to(memory_format=torch.channels_last)
+        return tensor
+
+    def _wait(self):
+        if self._cuda:
+            torch.cuda.synchronize(self._device)
+
+    def _now(self):
+        self._wait()
+        return time.perf_counter()
+
+
+class LayeredTrainer(Trainer):
+    """A trainer whose layers run one by one."""
+
+    def profiled_step(self, images, labels):
+        """A whole step with a time stamp wherever a layer begins: around its forward call, and in a hook on its output,
+
+        which autograd calls when it has that output's gradient and turns to the layer. So what lies between two stamps
+        belongs to what began at the first; between two layers of forward lies the loop that calls them.
+        """
+        stamps = []
+
+        def began(part):
+            stamps.append((part, self._now()))
+
+        began("h2d")
+        x, y = self._to_device(images, labels)
+        outputs = {"input": x}
+        with self._autocast:
+            for name, sources, weights, run in self._layers:
+                inputs = [outputs[source] for source in sources]
+                began(("forward_s", name))
+                output = outputs[name] = run(inputs, weights, True)
+                began("dispatch")
+                # A layer that hands on its input has nothing to do in backward.
+                if output.requires_grad and not any(output is tensor for tensor in inputs):
+                    output.register_hook(lambda gradient, name=name: began(("backward_s", name)))
+            began("loss")
+            loss = F.cross_entropy(output, y)
+        loss.backward()
+        began("update")
+        self._update()
+        self._wait()
+        loss.item()
+        began("end")
+        parts = {"h2d": 0.0, "loss": 0.0, "update": 0.0, "dispatch": 0.0}
+        layers = {name: {"layer": name, "forward_s": 0.0, "backward_s": 0.0} for name, _, _, _ in self._layers}
+        for (part, start), (_, end) in zip(stamps, stamps[1:]):
+            if isinstance(part, tuple):
+                layers[part[1]][part[0]] += end - start
+            else:
+                parts[part] += end - start
+        return {"layers": list(layers.values()), "parts": parts}
 
     def layer_times(self, images, labels):
         return self.layer_by_layer(images, labels)[0]
@@ -140,7 +327,8 @@ class Trainer(object):
             # Cut from the layers before, so that backward, too, runs one layer at a time.
             inputs = [outputs[source].detach().requires_grad_(outputs[source].requires_grad) for source in sources]
             start = self._now()
-            output = run(inputs, weights, True)
+            with self._autocast:
+                output = run(inputs, weights, True)
             forward_s = self._now() - start
             outputs[name] = output
             runs.append((name, sources, weights, inputs, output, forward_s))
@@ -159,67 +347,3 @@ class Trainer(object):
             backward_s = self._now() - start
             times.append({"layer": name, "forward_s": forward_s, "backward_s": backward_s})
         return times[::-1], {name: found[tensor] for name, tensor in self._weights.items()}
-
-    def gradients(self, images, labels):
-        x, y = self._to_device(images, labels)
-        outputs = self._forward(x, False)
-        loss = F.cross_entropy(outputs, y)
-        gradients = torch.autograd.grad(loss, list(self._weights.values()))
-        arrays = self.arrays(dict(zip(self._weights, gradients)))
-        return dict(arrays, outputs=outputs.detach().cpu().numpy(), loss=loss.detach().cpu().numpy())
-
-    def arrays(self, tensors):
-        """{parameter: array} of tensors."""
-        return {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
-
-    def flops(self, images, labels):
-        """Backward is None with grouped convolutions: torch 2.13 counts their weight gradients as if not grouped."""
-        try:
-            from torch.utils.flop_counter import FlopCounterMode
-        except ImportError:
-            return {"forward": None, "backward": None}
-        x, y = self._to_device(images, labels)
-        with FlopCounterMode(display=False) as forward:
-            loss = F.cross_entropy(self._forward(x, False), y)
-        with FlopCounterMode(display=False) as backward:
-            torch.autograd.grad(loss, list(self._weights.values()))
-        counted = None if self._grouped else backward.get_total_flops() // self._batch
-        return {"forward": forward.get_total_flops() // self._batch, "backward": counted}
-
-    def shapes(self, images):
-        found = {}
-        with torch.no_grad():
-            self._forward(torch.from_numpy(images).to(self._device), False, found)
-        return found
-
-    def parameter_count(self):
-        return sum(tensor.numel() for tensor in self._weights.values())
-
-    def device_peak_bytes(self):
-        return torch.cuda.max_memory_allocated(self._device) if self._cuda else None
-
-    def _forward(self, x, training, shapes=None):
-        outputs = {"input": x}
-        for name, sources, weights, run in self._layers:
-            x = outputs[name] = run([outputs[source] for source in sources], weights, training)
-            if shapes is not None:
-                shapes[name] = list(x.shape[1:])
-        return x
-
-    def _update(self):
-        # Written out: importing torch.optim takes longer than importing torch, and does the same here.
-        with torch.no_grad():
-            for tensor in self._weights.values():
-                tensor.add_(tensor.grad, alpha=-self._learning_rate)
-                tensor.grad = None
-
-    def _to_device(self, images, labels):
-        return torch.from_numpy(images).to(self._device), torch.from_numpy(labels).to(self._device)
-
-    def _wait(self):
-        if self._cuda:
-            torch.cuda.synchronize(self._device)
-
-    def _now(self):
-        self._wait()
-        return time.perf_counter()
