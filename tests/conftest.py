@@ -13,7 +13,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 MEASURED = ["machine", "measure"]
-DERIVED = ["fit", "predict", "summary", "site"]
+DERIVED = ["fit", "predict", "single_device", "dlbench", "cpu_vs_gpu", "choosing", "summary", "site"]
 TINY = {
     "quick.machine.seconds": 0.1,
     "quick.measure.frameworks": ["torch"],
@@ -39,9 +39,10 @@ def may_skip(reason: str) -> bool:
 
 def interpreter_of(environment: str) -> bool:
     """Whether this machine has the Python that the environment needs."""
-    from steptime.frameworks.environments import ENVIRONMENTS, find_python
+    from steptime.frameworks.creation import find_interpreter
+    from steptime.frameworks.environments import ENVIRONMENTS
 
-    return find_python(ENVIRONMENTS[environment].python) is not None
+    return find_interpreter(ENVIRONMENTS[environment].python) is not None
 
 
 ALLOWED_SKIPS = (
