@@ -9,7 +9,7 @@ export PATH := $(CURDIR)/$(ENV)/bin:$(PATH)
 export DVC_NO_ANALYTICS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help study test lab measure site env notebooks clean-notebooks benchmarks
+.PHONY: help study test lab measure vintage site env notebooks clean-notebooks benchmarks
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 18
@@ -30,6 +30,10 @@ lab: env ## open JupyterLab on the notebooks
 measure: env ## measure this machine again, whatever was measured before
 	dvc repro machine
 	dvc repro --force --single-item measure
+
+vintage: env ## make the old frameworks' own environments, all that can be made here
+	-steptime env create --all
+	steptime env list
 
 site: env ## build the report's pages, and README's figure and table, from what is there
 	dvc repro --single-item site
