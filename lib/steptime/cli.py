@@ -253,6 +253,73 @@ def predict(
     click.echo(text.to_string(index=False))
 
 
+@cli.command()
+@click.argument("network")
+@click.option("--campaign", "name", help="Campaign to ask [local, else the first committed one].")
+@click.option("--batch", type=int, help="Batch [the one that most settings ran].")
+def choose(network: str, name: str | None, batch: int | None) -> None:
+    """Which framework for NETWORK: the fastest setting, by how much, tied with which, and what limits it."""
+    from steptime.model import choosing
+
+    campaign, machine = _recorded("choose", name)
+    choice, best = choosing.choose(campaign, network, machine, batch)
+    click.echo(f"{choosing.conditions_words(choice.conditions)}; campaign {campaign.name}, measured")
+    for line in choosing.answer_lines(choice):
+        click.echo(f"  {line}")
+    click.echo(
+        f"most samples a second: {best['setting']}, batch {best['batch']}, {best['device']}, "
+        f"{best['threads']} thread{'s' if best['threads'] > 1 else ''}, {best['input']} input: "
+        f"{best['samples_per_s']:.4g} ({best['batch'] / best['hi_s']:.4g} to {best['batch'] / best['lo_s']:.4g}, 95 %)"
+    )
+
+
+@cli.command()
+@click.argument("network")
+@click.option("--framework", default="torch", show_default=True, help="Setting whose memory is predicted.")
+@click.option("--memory", "memory_gib", type=float, required=True, help="Memory that it must fit in, GiB.")
+@click.option("--campaign", "name", help="Campaign to learn from [local, else the first committed one].")
+@click.option("--size", default="quick", show_default=True, help="quick or full network.")
+def fits(network: str, framework: str, memory_gib: float, name: str | None, size: str) -> None:
+    """The largest batch of NETWORK whose training step fits, modelled from measured peaks of memory."""
+    from steptime import networks
+    from steptime.model import memory
+
+    described = memory.described_bytes(networks.build(network, size=size))
+    if not 0 < memory_gib < 1e6:
+        raise InputError(f"fits: --memory = {memory_gib}: must be above 0 and below 1e6, in GiB")
+    campaign, _ = _recorded("fits", name)
+    fit, error, largest = memory.fit_setting(campaign, framework)
+    batch = memory.largest_batch(fit, described, memory_gib * 2**30)
+    one = fit.predict(described.at(1)) / 2**20
+    told = "its network left out" if error is not None else "not tested: fewer than three networks"
+    click.echo(
+        f"{network} ({size}), {framework}, float32, {memory_gib:g} GiB; campaign {campaign.name}, modelled\n"
+        f"  base {fit.base_bytes / 2**20:.0f} MiB, {fit.factor:.2f} bytes a described byte; one sample: {one:.0f} MiB"
+    )
+    if batch is None:
+        click.echo("  the measured peaks do not grow with what is described: nothing can be said of the batch")
+    else:
+        click.echo(f"  largest batch: {batch}" + ("" if batch else ": not even one sample fits"))
+    worst = "" if error is None else f"worst error of a measured peak {error:.1%}, "
+    click.echo(f"  {worst}{told}; largest batch measured {largest}")
+
+
+def _recorded(command: str, name: str | None) -> tuple[Any, Any]:
+    """The campaign asked for (None: this machine's, else the first committed one) and its machine's peaks, or None."""
+    from steptime.core.campaign import read_campaign
+    from steptime.model.choosing import machine_of
+    from steptime.notebook import campaign_folders
+
+    root = _root()
+    folders = campaign_folders(root)
+    name = next(iter(folders), "local") if name is None else name
+    if name not in folders:
+        known = ", ".join(folders) or "none; measure with steptime run measure"
+        raise InputError(f"{command}: --campaign = {name!r}: there is no such campaign; known: {known}")
+    own = root / "data/raw/machine/machine.json" if name == "local" else None
+    return read_campaign(folders[name]), machine_of(folders[name], own)
+
+
 def _tables(command: Callable[..., None]) -> Callable[..., None]:
     """The options of the commands that fit observed times and predict others."""
     file = click.Path(path_type=Path)
@@ -357,6 +424,27 @@ def _summary(folder: Path) -> str:
         f"{len(found.samples)} samples, {', '.join(sorted(finished['framework'].unique()))}; "
         f"at least {fewest} processes a case, {disturbed:.0%} of steps disturbed{warning}"
     )
+
+
+@cli.command()
+@click.option("--framework", "settings", multiple=True, help="Setting to compare; may be repeated [all].")
+@click.option("--network", "names", multiple=True, help="Network to compare; may be repeated [all].")
+@click.option("--out", type=click.Path(path_type=Path), help="CSV file to write.")
+def parity(settings: tuple[str, ...], names: tuple[str, ...], out: Path | None) -> None:
+    """Compare every setting with torch on every network: parameters, shapes, operations, outputs, gradients; and train.
+
+    Small variants, same weights. Exits with 1 when a pair differs or fails.
+    """
+    from steptime.measure.parity import parity as compare
+    from steptime.measure.parity import write_parity
+
+    with _progress("parity") as log:
+        table = compare(settings, names, log)
+    if out is not None:
+        write_parity(table, out)
+    for verdict, count in table["verdict"].value_counts().items():
+        click.echo(f"{count} pairs: {verdict}")
+    sys.exit(1 if table["verdict"].isin(["differs", "failed"]).any() else 0)
 
 
 # ------------------------------------------------------------------------------------------------------ notebooks
@@ -469,6 +557,14 @@ def benchmarks_harness() -> None:
     from steptime.measure.benchmarks import harness_cost
 
     harness_cost()
+
+
+@benchmarks.command("interference")
+def benchmarks_interference() -> None:
+    """How many of the steps that a process on the same core disturbs are seen, and whether the estimate moves."""
+    from steptime.measure.interference import interference
+
+    interference()
 
 
 @benchmarks.command("a-a")

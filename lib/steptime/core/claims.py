@@ -44,6 +44,14 @@ class Paper(_Record):
     link: str
     figures: tuple[Figure, ...]
 
+    def figure(self, name: str) -> Figure:
+        """The figure with that id. Raises InputError naming the known ones for another."""
+        found = next((figure for figure in self.figures if figure.id == name), None)
+        if found is None:
+            known = ", ".join(figure.id for figure in self.figures)
+            raise InputError(f"{self.id}.yaml: figure {name!r}: is not there; known are {known}")
+        return found
+
 
 class Claim(_Record):
     """One row of the ledger. `ours_lo` and `ours_hi` bound the 95 % interval where there is one.

@@ -10,6 +10,8 @@ import pandas as pd
 
 from steptime.core.campaign import Campaign, read_campaign, write_campaign
 from steptime.core.errors import InputError
+from steptime.core.files import write_json
+from steptime.core.machine import Machine, read_machine
 from steptime.measure.provenance import ABSOLUTE_PATH
 
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,60}")
@@ -18,8 +20,9 @@ NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,60}")
 def add_campaign(source: Path, name: str, root: Path) -> Path:
     """Copy the campaign in `source` to data/campaigns/NAME under `root`; the new folder.
 
-    Raises InputError when it is not valid, names this host, its user, their home or an absolute path, or when the name
-    is taken or not of lower-case letters, digits and hyphens (61 at most).
+    Its machine's peaks go with it as machine.json, where they are known: from `source`, else what `root` measured if
+    that is the same processor and memory. Raises InputError when it is not valid, names this host, its user, their
+    home or an absolute path, or when the name is taken or not of lower-case letters, digits and hyphens (61 at most).
     """
     if not NAME.fullmatch(name):
         raise InputError(f"campaign name {name!r}: use lower-case letters, digits and hyphens, a letter or digit first")
@@ -31,8 +34,30 @@ def add_campaign(source: Path, name: str, root: Path) -> Path:
     campaign = read_campaign(source)
     _refuse_private(campaign.runs, Path(source) / "runs.csv")
     _refuse_private(campaign.samples, Path(source) / "samples.csv")
+    machine = _machine(campaign, Path(source), Path(root))
     write_campaign(Campaign(name, campaign.runs, campaign.samples), target)
+    if machine is not None:
+        write_json(target / "machine.json", machine.model_copy(update={"name": name}).model_dump())
     return target
+
+
+def _machine(campaign: Campaign, source: Path, root: Path) -> Machine | None:
+    """The peaks of the machine that measured the campaign, or None. Raises InputError for another machine's."""
+    beside, own = source / "machine.json", root / "data/raw/machine/machine.json"
+    path = beside if beside.is_file() else own
+    if not path.is_file():
+        return None
+    machine = read_machine(path)
+    measured = set(zip(campaign.runs["cpu_model"], campaign.runs["memory_bytes"], strict=True))
+    if measured == {(machine.device, machine.memory_bytes)}:
+        _refuse_private_text(machine.model_dump_json(), path)
+        return machine
+    if path == own:
+        return None
+    raise InputError(
+        f"{path}: device = {machine.device!r}, memory_bytes = {machine.memory_bytes}: is not the machine of the runs; "
+        "remove the file or measure it there"
+    )
 
 
 def _refuse_private(table: pd.DataFrame, path: Path) -> None:
@@ -42,6 +67,11 @@ def _refuse_private(table: pd.DataFrame, path: Path) -> None:
             if what := _private(value):
                 row = table.index[table[column] == value][0]
                 raise InputError(f"{path}: line {row + 2}: {column} = {value!r}: holds {what}; replace it in the cell")
+
+
+def _refuse_private_text(text: str, path: Path) -> None:
+    if what := _private(text):
+        raise InputError(f"{path}: holds {what}; replace it there")
 
 
 def _private(text: str) -> str | None:

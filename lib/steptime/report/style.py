@@ -5,6 +5,7 @@ them by CSS variables when it puts a figure into a page, so that the same figure
 """
 
 import io
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,11 @@ THEME: dict[str, tuple[str, str]] = {
     "caffe": ("#a8487f", "#dd8fbb"),
     "cntk": ("#8a6a00", "#d9b436"),
     "mxnet": ("#4d4fa3", "#a3a5f0"),
+    "keras": ("#b3202a", "#f07a80"),
+    "chainer": ("#6b7a00", "#b3c43a"),
+    "theano": ("#007a8a", "#45c0d0"),
+    "onnxruntime": ("#5f5f66", "#b5b5bc"),
+    "h2o": ("#7a5230", "#c99a6c"),
     # phases of a step: hue by resource, lightness by order, so that they differ in grey too
     "io": ("#b98a1a", "#d8ad45"),
     "h2d": ("#e3c572", "#8f7534"),
@@ -35,6 +41,15 @@ THEME: dict[str, tuple[str, str]] = {
     "backward": ("#1f7a70", "#2f8f84"),
     "comm": ("#93407c", "#c277ab"),
     "update": ("#8b939b", "#78818a"),
+    # kinds of layers
+    "kind_convolution": ("#2f6db3", "#6ea8e6"),
+    "kind_dense": ("#b5651d", "#e09a58"),
+    "kind_sequence": ("#8c5bb0", "#bb95dc"),
+    "kind_normalisation": ("#3f8f4f", "#71c482"),
+    "kind_pooling": ("#9a8200", "#cdb83f"),
+    "kind_elementwise": ("#c0507a", "#e58bab"),
+    "kind_moving": ("#4c8c96", "#80c3cd"),
+    "kind_outside": ("#828a92", "#737c85"),
     # schedules
     "end_of_backward": ("#76808a", "#9aa4ae"),
     "wait_free": ("#2a8074", "#56b8aa"),
@@ -82,8 +97,9 @@ _RC: dict[Any, Any] = {
 
 
 def colour(name: str) -> str:
-    """The light value of a named colour; a framework without one of its own is drawn in ink."""
-    return THEME.get(name, THEME["ink"])[0]
+    """The light value of a named colour; a setting has its framework's, one that has none is drawn in ink."""
+    framework = re.match("[a-z]*", name)
+    return THEME.get(name, THEME.get(framework.group() if framework else "", THEME["ink"]))[0]
 
 
 def mark(kind: str, of: str) -> dict[str, Any]:
