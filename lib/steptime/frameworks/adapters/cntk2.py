@@ -2,6 +2,9 @@
 
 Threads: MKL-ML uses OMP_NUM_THREADS, CNTK's own loops what `set_max_num_cputhreads` says; both are the setting's.
 
+Its MKL of 2018 runs generic kernels on processors that are not Intel's: convolutions a third as fast on an AMD EPYC.
+There its AVX2 kernels are asked for, as the papers' Intel processors got, unless MKL_DEBUG_CPU_TYPE is set already.
+
 Dense weights are (in, out) inside, as in `cntk.layers.Dense`. Tokens are float32 numbers, exact far beyond
 any vocabulary here. There is no error function: GELU's is Abramowitz & Stegun's 7.1.26, exact to 1.5e-7.
 """
@@ -10,8 +13,20 @@ import glob
 import os
 import time
 
-import cntk as C
-import numpy as np
+
+def asks_for_avx2():
+    """Whether this processor has AVX2 but is not one for which this MKL would use it by itself."""
+    with open("/proc/cpuinfo") as file:
+        about = file.read()
+    return "GenuineIntel" not in about and " avx2 " in about
+
+
+# Read by MKL when it is first used.
+if asks_for_avx2():
+    os.environ.setdefault("MKL_DEBUG_CPU_TYPE", "5")
+
+import cntk as C  # noqa: E402
+import numpy as np  # noqa: E402
 
 CHANNELS_LAST = False
 LOWEST = float(np.finfo(np.float32).min)
@@ -32,7 +47,8 @@ def mkl_version(library):
         ctypes.CDLL(library).MKL_Get_Version_String(text, len(text))
     except (OSError, AttributeError):
         return "MKL-ML"
-    return "MKL-ML (%s)" % text.value.decode().strip()
+    kernels = "".join(", MKL_DEBUG_CPU_TYPE=" + value for value in [os.environ.get("MKL_DEBUG_CPU_TYPE")] if value)
+    return "MKL-ML (%s)%s" % (text.value.decode().strip(), kernels)
 
 
 def build(network, weights, batch, threads, learning_rate, seed, device, dtype, mode):
