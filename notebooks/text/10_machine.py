@@ -81,7 +81,7 @@ pd.Series(
 # ## Which layers the memory bounds
 #
 # A layer that does fewer operations per byte than the machine's balance cannot reach the processor's peak, however well
-# it is written. The dots are the forward passes of the layers of the five networks (quick size, batch 16): operations
+# it is written. The dots are the forward passes of the layers of our networks (quick size, batch 16): operations
 # over the bytes of weights, inputs and outputs, each counted once. The dots are counted, the line is measured.
 
 # %%
@@ -94,7 +94,7 @@ def intensity(layer) -> float:
     return BATCH * layer.forward_flops / (4 * values)
 
 
-figure, (roof, strip) = plt.subplots(2, 1, sharex=True, figsize=(7.2, 4.6), height_ratios=[3, 2])
+figure, (roof, strip) = plt.subplots(2, 1, sharex=True, figsize=(7.2, 6.0), height_ratios=[1, 1])
 x = np.geomspace(0.05, 500, 200)
 roof.plot(x, np.minimum(x * machine.memory_bytes_per_s, machine.peak_flops_per_s) / 1e9, color=style.colour("ink"))
 roof.set(xscale="log", yscale="log", ylabel="GFLOP/s at most")
