@@ -33,7 +33,8 @@ gradients(images, labels) -> {"outputs", "loss", parameter name: gradient}
 layer_by_layer(images, labels) -> (the same, {parameter name: the gradient that came out, in the framework's layout})
 arrays({parameter name: tensor}) -> {parameter name: array in the description's layout}
 flops(images, labels) -> {forward, backward}
-    of convolutions and dense layers, one sample, counted by the framework's own counter; None where it has none.
+    of matrix products (convolutions, dense layers, an LSTM's and attention's), one sample, counted by the framework's
+    own counter; None where it has none.
 shapes(images) -> {layer: shape of its output in the description's layout, without the batch}
 parameter_count() -> int, of the tensors it trains
 device_peak_bytes() -> int, or None where the process' own memory is what counts

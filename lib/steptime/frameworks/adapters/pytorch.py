@@ -204,9 +204,9 @@ class Trainer(object):
         return {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
 
     def flops(self, images, labels):
-        """Of matrix products. None with an LSTM, which torch 2.13 does not count; backward is None with grouped
+        """Of matrix products, attention unfused. None with an LSTM, which torch 2.13 does not count.
 
-        convolutions, whose weight gradients it counts as if not grouped. Attention is counted unfused.
+        Backward is None with grouped convolutions, whose weight gradients it counts as if not grouped.
         """
         try:
             from torch.nn.attention import SDPBackend, sdpa_kernel
