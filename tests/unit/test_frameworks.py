@@ -308,6 +308,30 @@ def worker_module():
     return module
 
 
+def test_out_of_memory_is_known_in_each_frameworks_words(worker_module):
+    aborted = (
+        "Operation received an exception:Status: 1, message: could not create a primitive, in file mkl_conv_ops.cc"
+    )
+    for error in (
+        MemoryError(),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 11059200 bytes."),
+        type("OutOfMemoryError", (RuntimeError,), {})("CUDA: 2 GiB"),
+        type("ResourceExhaustedError", (Exception,), {})("OOM when allocating tensor"),
+        RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 10 bytes."),
+        type("AbortedError", (Exception,), {})(f"Graph execution error: {aborted}"),
+    ):
+        assert worker_module.error_kind(error) == "out_of_memory", error
+    assert worker_module.error_kind(NotImplementedError("layer a: no")) == "unsupported"
+    assert worker_module.error_kind(RuntimeError(aborted.replace("Status: 1", "Status: 3"))) == "error"
+
+
+def test_a_long_error_keeps_its_beginning_and_its_end(worker_module):
+    text = worker_module.shortened("Graph error:\n" + 1000 * "at a line " + "\nthe cause")
+    assert len(text) == 500
+    assert text.startswith("Graph error: at")
+    assert text.endswith("the cause")
+
+
 def test_energy_is_that_of_the_packages_also_where_the_counter_starts_over(worker_module, tmp_path, monkeypatch):
     monkeypatch.setattr(worker_module, "POWERCAP", str(tmp_path))
 

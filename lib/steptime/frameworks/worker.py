@@ -36,11 +36,13 @@ POWERCAP = "/sys/class/powercap"
 IDLE_SHARE = 0.2
 IDLE_WAIT_S = 5.0
 TELLING = re.compile(
-    "(OMP|GOMP|KMP|MKL|OPENBLAS|BLIS|DNNL|ONEDNN|XLA|TF|JAX|KERAS|TORCH|TORCHINDUCTOR|THEANO|MXNET|CHAINER|CNTK|MALLOC)_"
-    "|NVIDIA_TF32_OVERRIDE$"
+    "(?!TF_CLI|TF_CPP)(OMP|GOMP|KMP|MKL|OPENBLAS|BLIS|DNNL|ONEDNN|XLA|TF|JAX|KERAS|TORCH|TORCHINDUCTOR|THEANO|MXNET"
+    "|CHAINER|CNTK|MALLOC)_|NVIDIA_TF32_OVERRIDE$"
 )
 """Environment variables that decide threads, compilers, memory or arithmetic."""
 PR_SET_PDEATHSIG = 1
+ONEDNN = "exception:status: 1, "
+"""Part of TensorFlow's message when oneDNN says dnnl_out_of_memory, which is 1 in dnnl_status_t."""
 
 
 def error_kind(error):
@@ -48,7 +50,14 @@ def error_kind(error):
     if isinstance(error, NotImplementedError):
         return "unsupported"
     name, text = type(error).__name__, str(error).lower()
-    signs = ("out of memory", "can't allocate memory", "cannot allocate memory", "resource_exhausted", "bad_alloc")
+    signs = (
+        "out of memory",
+        "can't allocate memory",
+        "cannot allocate memory",
+        "resource_exhausted",
+        "bad_alloc",
+        ONEDNN,
+    )
     if isinstance(error, MemoryError) or name in ("OutOfMemoryError", "ResourceExhaustedError", "bad_alloc"):
         return "out_of_memory"
     return "out_of_memory" if any(sign in text for sign in signs) else "error"
@@ -537,6 +546,12 @@ class Meter(object):
             return []
 
 
+def shortened(text):
+    """`text` as one line of 500 characters at most: the beginning, and the end, where TensorFlow has the cause."""
+    text = " ".join(text.split())
+    return text if len(text) <= 500 else text[:200] + " ... " + text[-295:]
+
+
 def answer(worker, line):
     """The answer to one request, as a dict."""
     try:
@@ -547,8 +562,7 @@ def answer(worker, line):
         return getattr(worker, command)(**arguments)
     except Exception as error:
         traceback.print_exc()
-        text = " ".join(str(error).split())
-        return {"error": "%s: %s" % (type(error).__name__, text[:500]), "kind": error_kind(error)}
+        return {"error": "%s: %s" % (type(error).__name__, shortened(str(error))), "kind": error_kind(error)}
 
 
 def serve(worker, requests, answers):
