@@ -161,10 +161,12 @@ class Checks:
             pytest.fail(f"the worst tensor at every seed: {worst}")
         losses = processes[1].request("steps", count=STEPS)
         assert losses["loss_last"] < losses["loss_first"]
-        for sample in processes[1].request("phases", count=2)["samples"]:
+        phases = processes[1].request("phases", count=6)["samples"]
+        for sample in phases:
             assert set(sample) == {"io", "h2d", "forward", "backward", "update"}
             assert min(sample.values()) >= 0
-            assert min(sample["forward"], sample["backward"], sample["update"]) > 0
+        # A phase that is the difference of two calls is 0 where noise makes it negative, but not every time.
+        assert min(max(sample[phase] for sample in phases) for phase in ("forward", "backward", "update")) > 0
         for repetition in processes[1].request("layers", count=2)["samples"]:
             assert [row["layer"] for row in repetition] == [layer.name for layer in network.layers]
             assert all(row["forward_s"] >= 0 and row["backward_s"] >= 0 for row in repetition)

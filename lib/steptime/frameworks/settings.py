@@ -58,6 +58,7 @@ class Setting:
 # The CPU build of TensorFlow has a name of its own, which the GPU build's machines do not have.
 _TENSORFLOW = (ADAPTERS / "tensorflow2.py", ("tensorflow-cpu", "tensorflow"))
 _TORCH = (ADAPTERS / "pytorch.py", ("torch",))
+_ONNXRUNTIME = ("onnxruntime-training-cpu",)
 _AUTOCAST = ("float32", "bfloat16")
 # Compiling takes minutes (a C++ compiler run for each fused kernel), and every round has fresh children: kept programs
 # make the second child's compilation a matter of seconds, and change no program.
@@ -75,9 +76,13 @@ SETTINGS = {
         Setting("tensorflow_xla", *_TENSORFLOW, "compiled", "xla"),
         Setting("keras", ADAPTERS / "keras3.py", ("keras",), "graph"),
         Setting("jax", ADAPTERS / "jax_jit.py", ("jax",), "compiled", variables=_JAX_CACHE),
+        Setting("caffe", ADAPTERS / "caffe1.py", ("caffe",), "graph", environment="caffe"),
         Setting("mxnet", ADAPTERS / "mxnet1.py", ("mxnet",), "graph", environment="mxnet"),
         Setting("cntk", ADAPTERS / "cntk2.py", ("cntk",), "graph", environment="cntk"),
         Setting("chainer", ADAPTERS / "chainer7.py", ("chainer",), "eager", environment="chainer"),
+        Setting("tensorflow1", ADAPTERS / "tensorflow1.py", ("tensorflow",), "graph", environment="tensorflow1"),
+        Setting("theano", ADAPTERS / "theano1.py", ("theano",), "graph", environment="theano"),
+        Setting("onnxruntime", ADAPTERS / "onnxruntime_.py", _ONNXRUNTIME, "graph", environment="onnxruntime"),
     )
 }
 
