@@ -122,9 +122,9 @@ def operation(g, layer, x, w):
     """Put one layer into graph `g`, fed by the names `x`, with parameters named `w`. Returns its output's name."""
     kind, s = layer["kind"], layer["settings"]
     if kind == "conv":
-        return g.add("Conv", [x[0]] + w, group=s["groups"], **window(s))
+        return g.add("Conv", [x[0], *w], group=s["groups"], **window(s))
     if kind == "dense":
-        return g.add("Gemm", [x[0]] + w, transB=1)
+        return g.add("Gemm", [x[0], *w], transB=1)
     if kind == "token_dense":
         return linear(g, x[0], w[0], w[1]) if len(w) > 1 else g.add("MatMul", [x[0], w[0]])
     if kind == "relu":
@@ -331,7 +331,7 @@ class Trainer(object):
         last = self._network["layers"][-1]["name"]
         g.nodes[-1].output[0] = outputs[last] = "outputs"
         kind = TensorProto.INT64 if self._network["vocabulary"] else TensorProto.FLOAT
-        inputs = [helper.make_tensor_value_info("input", kind, [self._batch] + list(self._network["input_shape"]))]
+        inputs = [helper.make_tensor_value_info("input", kind, [self._batch, *self._network["input_shape"]])]
         initial = []
         if values is None:
             inputs += [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in self._shapes.items()]

@@ -7,8 +7,8 @@ an operation of its own where it is not: this version's pooling has no explicit 
 convolution a group, joined: their kernels came later. An LSTM is contrib's block of all steps (its gates are in the
 order input, cell, forget, output).
 
-The forward operations of layer n are under the name layer_n/forward, its gradients under layer_n/backward. Gradients are
-made layer by layer with tf.gradients, which gives the operations that one call for the whole network gives.
+The forward operations of layer n are under the name layer_n/forward, its gradients under layer_n/backward. Gradients
+are made layer by layer with tf.gradients, which gives the operations that one call for the whole network gives.
 """
 
 import os
@@ -63,13 +63,13 @@ def padding(layer, value):
     _, height, width = layer["in_shapes"][0]
     if pad == [same_padding(*edge) for edge in zip((height, width), s["kernel"], s["stride"])]:
         return "SAME", lambda x: x
-    return "VALID", lambda x: tf.pad(x, [(0, 0)] + pad + [(0, 0)], constant_values=value)
+    return "VALID", lambda x: tf.pad(x, [(0, 0), *pad, (0, 0)], constant_values=value)
 
 
 def convolution(layer):
     s = layer["settings"]
     how, before = padding(layer, 0)
-    strides = [1] + list(s["stride"]) + [1]
+    strides = [1, *s["stride"], 1]
 
     def run(x, w, training):
         padded = before(x[0])
@@ -90,7 +90,7 @@ def pooling(layer, function, value, may_be_same):
         # The kernel would leave the padding out of the mean.
         edges = [(0, 0), tuple(s["pad"][:2]), tuple(s["pad"][2:]), (0, 0)]
         how, before = "VALID", lambda x: tf.pad(x, edges)
-    kernel, strides = [1] + list(s["kernel"]) + [1], [1] + list(s["stride"]) + [1]
+    kernel, strides = [1, *s["kernel"], 1], [1, *s["stride"], 1]
     return lambda x, w, training: function(before(x[0]), kernel, strides, how)
 
 
@@ -99,7 +99,7 @@ def linear(x, weight, bias):
     shape = x.shape.as_list()
     y = tf.matmul(tf.reshape(x, (-1, shape[-1])) if len(shape) > 2 else x, weight)
     y = y if bias is None else tf.nn.bias_add(y, bias)
-    return tf.reshape(y, shape[:-1] + [-1]) if len(shape) > 2 else y
+    return tf.reshape(y, [*shape[:-1], -1]) if len(shape) > 2 else y
 
 
 def lstm(x, w, training):
@@ -256,7 +256,7 @@ class Trainer(object):
             tf.set_random_seed(seed)
             tokens = bool(network["vocabulary"])
             image_shape = list(shape) if tokens else [shape[1], shape[2], shape[0]]
-            self._images = tf.placeholder(tf.int64 if tokens else tf.float32, [batch] + image_shape)
+            self._images = tf.placeholder(tf.int64 if tokens else tf.float32, [batch, *image_shape])
             self._labels = tf.placeholder(tf.int64, [batch])
             self._fed = tf.group(self._images, self._labels)
             # Values come by a feed: as constants they would stay in the graph, whose size is limited to 2 GiB.

@@ -73,7 +73,7 @@ def convolution(layer, batch):
     s = layer["settings"]
     top, bottom, left, right = s["pad"]
     options = {
-        "input_shape": (batch,) + tuple(layer["in_shapes"][0]),
+        "input_shape": (batch, *layer["in_shapes"][0]),
         "filter_shape": tuple(layer["parameters"][0]["shape"]),
         "border_mode": ((top, bottom), (left, right)),
         "subsample": tuple(s["stride"]),
@@ -199,7 +199,7 @@ COMPOSED = {
 
 def operation(layer, batch, random):
     """The function (inputs, weights, training) -> output of one layer; `random` draws dropout's masks."""
-    kind, s, shape = layer["kind"], layer["settings"], (batch,) + tuple(layer["out_shape"])
+    kind, s, shape = layer["kind"], layer["settings"], (batch, *layer["out_shape"])
     if kind in COMPOSED:
         return COMPOSED[kind](layer, batch)
     if kind in ("dense", "token_dense"):
@@ -277,162 +277,14 @@ class Trainer(object):
         self._weights = {name: theano.shared(np.array(a, order="C"), name) for name, a in values.items()}
         random = MRG_RandomStreams(seed + 1)  # 0 is not a seed there
         self._operations = [operation(layer, batch, random) for layer in network["layers"]]
-        self._images = variable(
-            (batch,) + tuple(network["input_shape"]), "int64" if network["vocabulary"] else "float32"
-        )
+        dtype = "int64" if network["vocabulary"] else "float32"
+        self._images = variable((batch, *network["input_shape"]), dtype)
         self._labels = T.lvector("labels")
         self._functions = {}
         self._outputs = self._forward(True)
         self._loss = mean_loss(self._outputs[network["layers"][-1]["name"]], self._labels)
         self._gradients = T.grad(self._loss, list(self._weights.values()))
         self._step = theano.function([self._images, self._labels], self._loss, updates=self._updates(self._gradients))
-
-    def step(entered, h, c, weight):
-        gates = entered + T.dot(h, weight)
-        i, f, g, o = (gates[:, n * hidden : (n + 1) * hidden] for n in range(4))
-        c = T.nnet.sigmoid(f) * c + T.nnet.sigmoid(i) * T.tanh(g)
-        return T.nnet.sigmoid(o) * T.tanh(c), c
-
-    def run(x, w, training):
-        entered = linear(x[0], w[0], w[2], (batch, steps, 4 * hidden)).dimshuffle(1, 0, 2)
-        zeros = T.unbroadcast(T.alloc(np.float32(0), batch, hidden), 0, 1)
-        (h, _), _ = theano.scan(step, entered, [zeros, zeros], [w[1]], n_steps=steps, strict=True)
-        return h.dimshuffle(1, 0, 2)
-
-    return run
-
-
-def attention(layer, batch):
-    steps, features = layer["out_shape"]
-    heads = layer["settings"]["heads"]
-    width = features // heads
-
-    def run(x, w, training):
-        mixed = linear(x[0], w[0], w[1], (batch, steps, 3, heads, width)).dimshuffle(2, 0, 3, 1, 4)
-        query, key, value = (mixed[n].reshape((batch * heads, steps, width)) for n in range(3))
-        scores = T.batched_dot(query, key.dimshuffle(0, 2, 1)) * width**-0.5
-        shares = T.nnet.softmax(scores.reshape((-1, steps))).reshape((batch * heads, steps, steps))
-        joined = T.batched_dot(shares, value).reshape((batch, heads, steps, width)).dimshuffle(0, 2, 1, 3)
-        return linear(joined.reshape((batch, steps, features)), w[2], w[3], (batch, steps, features))
-
-    return run
-
-
-def layer_norm(layer, batch):
-    epsilon = layer["settings"]["epsilon"]
-
-    def run(x, w, training):
-        centred = x[0] - x[0].mean(-1, keepdims=True)
-        return centred / T.sqrt(T.sqr(centred).mean(-1, keepdims=True) + epsilon) * w[0] + w[1]
-
-    return run
-
-
-COMPOSED = {
-    "conv": convolution,
-    "max_pool": max_pool,
-    "avg_pool": avg_pool,
-    "lrn": lrn,
-    "lstm": lstm,
-    "attention": attention,
-    "layer_norm": layer_norm,
-}
-
-
-def operation(layer, batch, random):
-    """The function (inputs, weights, training) -> output of one layer; `random` draws dropout's masks."""
-    kind, s, shape = layer["kind"], layer["settings"], (batch,) + tuple(layer["out_shape"])
-    if kind in COMPOSED:
-        return COMPOSED[kind](layer, batch)
-    if kind in ("dense", "token_dense"):
-        return lambda x, w, training: linear(x[0], w[0], w[1] if len(w) > 1 else None, shape)
-    if kind == "relu":
-        return lambda x, w, training: T.nnet.relu(x[0])
-    if kind == "sigmoid":
-        return lambda x, w, training: T.nnet.sigmoid(x[0])
-    if kind == "gelu":
-        return lambda x, w, training: x[0] * (0.5 * (1 + T.erf(x[0] * 0.5**0.5)))
-    if kind == "global_avg_pool":
-        return lambda x, w, training: x[0].mean((2, 3))
-    if kind == "dropout":
-        keep = 1 - s["rate"]
-
-        def dropout(x, w, training):
-            return x[0] * random.binomial(shape, p=keep, dtype="float32") / keep if training else x[0]
-
-        return dropout
-    if kind == "batch_norm":
-        # The operation itself: batch_normalization_train would refuse an epsilon of 1e-5, which float32 rounds down.
-        normalise, epsilon = AbstractBatchNormTrain((0, 2, 3)), np.float32(s["epsilon"])
-        return lambda x, w, training: normalise(x[0], *channelwise(w), epsilon=epsilon)[0]
-    if kind == "add":
-        return lambda x, w, training: sum(x[1:], x[0])
-    if kind == "concat":
-        return lambda x, w, training: T.concatenate(x, 1)
-    if kind == "flatten":
-        return lambda x, w, training: x[0].reshape(shape)
-    if kind == "embedding":
-        return lambda x, w, training: w[0][x[0].flatten()].reshape(shape)
-    if kind == "position":
-        return lambda x, w, training: x[0] + w[0].dimshuffle("x", 0, 1)
-    if kind == "last":
-        return lambda x, w, training: x[0][:, -1]
-    if kind == "mean_steps":
-        return lambda x, w, training: x[0].mean(1)
-    raise NotImplementedError("layer %s: kind %r is unknown to this adapter" % (layer["name"], kind))
-
-
-def channelwise(vectors):
-    return [vector.dimshuffle("x", 0, "x", "x") for vector in vectors]
-
-
-def transposed(network):
-    """Names of the parameters that are kept (in, out)."""
-    names = set()
-    for layer in network["layers"]:
-        found = [parameter["name"] for parameter in layer["parameters"]]
-        if layer["kind"] in ("dense", "token_dense"):
-            names.add(found[0])
-        elif layer["kind"] == "lstm":
-            names.update(found[:2])
-        elif layer["kind"] == "attention":
-            names.update([found[0], found[2]])
-    return names
-
-
-def mean_loss(outputs, labels):
-    return T.nnet.categorical_crossentropy(T.nnet.softmax(outputs), labels).mean()
-
-
-def variable(shape, dtype="float32"):
-    """A symbol for an array with so many axes, none of them broadcast."""
-    return T.TensorType(dtype, (False,) * len(shape))()
-
-
-class Trainer(object):
-    def __init__(self, network, weights, batch, learning_rate, seed):
-        self._network = network
-        self._batch = batch
-        self._learning_rate = np.float32(learning_rate)
-        self._transposed = transposed(network)
-        values = {name: a.T if name in self._transposed else a for name, a in weights.items()}
-        self._weights = {name: theano.shared(np.array(a, order="C"), name) for name, a in values.items()}
-        random = MRG_RandomStreams(seed + 1)  # 0 is not a seed there
-        self._operations = [operation(layer, batch, random) for layer in network["layers"]]
-        self._images = variable(
-            (batch,) + tuple(network["input_shape"]), "int64" if network["vocabulary"] else "float32"
-        )
-        self._labels = T.lvector("labels")
-        self._functions = {}
-        self._outputs = self._forward(True)
-        self._loss = mean_loss(self._outputs[network["layers"][-1]["name"]], self._labels)
-        self._gradients = T.grad(self._loss, list(self._weights.values()))
-        pairs = zip(self._weights.values(), self._gradients)
-        self._step = theano.function(
-            [self._images, self._labels],
-            self._loss,
-            updates=[(weight, weight - self._learning_rate * gradient) for weight, gradient in pairs],
-        )
 
     def step(self, images, labels):
         return float(self._step(images, labels))
@@ -444,7 +296,7 @@ class Trainer(object):
         where they are.
         """
         forward = self._once("forward", lambda: self._loss)
-        both = self._once("both", lambda: [self._loss] + self._borrowed(self._gradients))
+        both = self._once("both", lambda: [self._loss, *self._borrowed(self._gradients)])
         if "update" not in self._functions:
             symbols = [weight.type() for weight in self._weights.values()]
             self._functions["update"] = theano.function(symbols, updates=self._updates(symbols))
@@ -480,7 +332,7 @@ class Trainer(object):
             start = time.perf_counter()
             nothing(*(inputs + weights))
             called = time.perf_counter()
-            output = outputs[layer["name"]] = forward(*(inputs + weights))
+            outputs[layer["name"]] = forward(*(inputs + weights))
             end = time.perf_counter()
             trained[layer["name"]] = bool(wanted or weights)
             runs.append((layer, names, wanted, inputs + weights, both, end - called, called - start))
@@ -506,7 +358,7 @@ class Trainer(object):
         def evaluation():
             outputs = self._forward(False)[self._network["layers"][-1]["name"]]
             loss = mean_loss(outputs, self._labels)
-            return [outputs, loss] + T.grad(loss, list(self._weights.values()))
+            return [outputs, loss, *T.grad(loss, list(self._weights.values()))]
 
         outputs, loss, *gradients = self._once("evaluation", evaluation)(images, labels)
         return dict(self.arrays(dict(zip(self._weights, gradients))), outputs=outputs, loss=loss)
@@ -557,11 +409,11 @@ class Trainer(object):
             forward = theano.function(symbols, theano.Out(output, borrow=True))
             nothing, both = theano.function(symbols, [], on_unused_input="ignore"), None
             if wanted or weights:
-                above = variable((self._batch,) + tuple(layer["out_shape"]))
+                above = variable((self._batch, *layer["out_shape"]))
                 targets = [symbols[number] for number in wanted] + symbols[len(inputs) :]
                 gradients = T.grad(None, targets, known_grads={output: above}, disconnected_inputs="ignore")
                 both = theano.function(
-                    [above] + symbols, self._borrowed([output] + gradients), on_unused_input="ignore"
+                    [above, *symbols], self._borrowed([output, *gradients]), on_unused_input="ignore"
                 )
             self._functions[key] = forward, both, nothing
         return self._functions[key]
