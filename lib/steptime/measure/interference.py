@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from steptime import frameworks, networks
 from steptime.core.errors import InputError
+from steptime.core.statistics import counted
 from steptime.measure.lock import measuring_lock
 from steptime.measure.plan import Plan
 from steptime.measure.run import build, disturbed
@@ -37,6 +39,7 @@ def interference(
         raise InputError(f"children = {children}: an estimate needs processes; ask for at least 2")
     case, network = _PLAN.cases()[0], networks.build("lenet", size=_PLAN.size)
     core = max(os.sched_getaffinity(0))
+    report(f"load before: {os.getloadavg()[0]:.2f}; other processes on the measured core count as false alarms")
     recorded, windows = [], []
     with measuring_lock():
         for number in range(children):
@@ -66,30 +69,27 @@ def judge_interference(
     """How the rule did on the steps of each child (`recorded`, with `start_s`) and the hog's (start, end) beside each.
 
     `found`: of the steps that the hog overlapped by OVERLAPPED or more, the share that the rule flags. `false_alarms`:
-    of the steps without any hog and without steal, the share flagged. `moved`: the estimate (geometric mean of the
-    children's median unflagged steps) over the same from the steps without hog alone, flagged among themselves, less 1.
+    of the steps without any hog and without steal, the share flagged; whatever else took the core then is among them.
+    `moved`: the estimate over the same from the steps without hog alone, flagged among themselves, less 1.
     """
     hit: list[np.ndarray] = []
     free: list[np.ndarray] = []
     flags: list[np.ndarray] = []
-    beside, without = [], []
+    quiet: list[Samples] = []
     for samples, on in zip(recorded, windows, strict=True):
         shared = overlap(samples, on)
         stolen = np.array([sample.get("steal_s") or 0.0 for sample in samples]) > 0
-        flagged = np.array(disturbed(samples))
-        quiet = [sample for sample, share in zip(samples, shared, strict=True) if share == 0]
+        quiet.append([sample for sample, share in zip(samples, shared, strict=True) if share == 0])
         hit.append(shared >= OVERLAPPED)
         free.append((shared == 0) & ~stolen)
-        flags.append(flagged)
-        beside.append(_log_median(samples, flagged))
-        without.append(_log_median(quiet, np.array(disturbed(quiet), dtype=bool)))
+        flags.append(np.array(disturbed(samples)))
     overlapped, calm, flagged = (np.concatenate(masks) for masks in (hit, free, flags))
     if not overlapped.any() or not calm.any():
         raise InputError(
             f"steps = {len(overlapped)}: {overlapped.sum()} met the hog, {calm.sum()} neither hog nor steal; time more"
         )
     found, false_alarms = float(flagged[overlapped].mean()), float(flagged[calm].mean())
-    moved = float(np.exp(np.nanmean(beside) - np.nanmean(without)) - 1)
+    moved = _estimate(recorded) / _estimate(quiet) - 1
     met = {"found": found >= FOUND_GOAL, "false_alarms": false_alarms <= FALSE_ALARM_GOAL}
     met["moved"] = abs(moved) < MOVED_GOAL
     words = {key: "met" if value else "not met" for key, value in met.items()}
@@ -125,6 +125,12 @@ def overlap(samples: Samples, windows: Sequence[tuple[float, ...]]) -> np.ndarra
     return shared / length
 
 
-def _log_median(samples: Samples, flagged: np.ndarray) -> float:
-    times = [sample["time_s"] for sample, flag in zip(samples, flagged, strict=True) if not flag]
-    return float(np.log(np.median(times))) if times else float("nan")
+def _estimate(recorded: Sequence[Samples]) -> float:
+    """What a campaign makes of these children: the geometric mean of their median steps that count."""
+    rows = [
+        {"case_id": "", "run_id": number, "is_disturbed": flag, "s": sample["time_s"]}
+        for number, samples in enumerate(recorded)
+        for sample, flag in zip(samples, disturbed(samples), strict=True)
+    ]
+    steps = pd.DataFrame(rows)
+    return float(np.exp(np.log(steps[counted(steps)].groupby("run_id")["s"].median()).mean()))
