@@ -14,7 +14,7 @@ import pytest
 from steptime import frameworks, networks
 from steptime.core.campaign import read_campaign
 from steptime.core.statistics import half_width
-from steptime.measure import Plan, lock
+from steptime.measure import Plan, lock, measure
 from steptime.measure.benchmarks import harness_cost, judge_a_a, spread_allowed
 from steptime.measure.run import build, disturbed
 
@@ -61,6 +61,21 @@ def test_a_killed_campaign_goes_on_where_it_was(tmp_path: Path) -> None:
     assert set(campaign.runs["status"]) == {"finished"}
     assert campaign.runs.groupby("case_id").size().tolist() == [3, 3]
     assert set(kept) <= set(finished(tmp_path)), "the kept runs are the very same"
+
+
+def test_a_network_that_does_not_fit_is_a_recorded_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """512 MiB hold torch and a small batch of LeNet, and not the activations of two thousand images of AlexNet."""
+    monkeypatch.setattr(lock, "LOCK", tmp_path / "lock")
+    batch = {"lenet": 4, "alexnet": 2048}
+    plan = Plan(frameworks=("torch",), networks=("lenet", "alexnet"), batch=batch, rounds=2, samples=2, warmups=2,
+                profile_rounds=0, memory_limit_gib=0.5)  # fmt: skip
+    runs = measure(plan, tmp_path / "out", tmp_path / "partial", report=lambda _: None).runs
+    assert runs.groupby("network")["status"].unique().str.join(" ").to_dict() == {
+        "alexnet": "out_of_memory",
+        "lenet": "finished",
+    }
+    assert runs.loc[runs["network"] == "alexnet", "reason"].str.contains("allocate memory").all()
+    assert runs["variables"].str.endswith("memory limit=0.5 GiB").all()
 
 
 def test_steps_beside_a_busy_neighbour_are_flagged() -> None:
