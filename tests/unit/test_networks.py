@@ -68,7 +68,7 @@ def test_parameters_by_hand_where_no_exact_count_is_published():
     cell = 4 * 256 * (256 + 256 + 1)
     assert full["lstm"] == 10_000 * 256 + 2 * cell + 256 * 10_000 + 10_000
     # An encoder layer of the base Transformer has 3,152,384 parameters (torch.nn.TransformerEncoderLayer(512, 8)).
-    assert full["transformer"] == 37_000 * 512 + 128 * 512 + 6 * 3_152_384 + 512 * 1000 + 1000
+    assert full["transformer"] == 37_000 * 512 + 128 * 512 + 6 * 3_152_384 + 2 * 512 + 512 * 1000 + 1000
 
 
 def test_a_published_count_that_does_not_hold():
@@ -166,6 +166,7 @@ def test_transformer_operations_by_hand():
         "block1_gelu": (5 * hidden, 11 * hidden),
         "block1_fc2": (2 * hidden * features, 4 * hidden * features),
         "block1_add2": (values, 0),
+        "norm": (8 * values, 16 * values),
         "mean": (values, values),
         "output": (2 * features * 5, 4 * features * 5),
     }

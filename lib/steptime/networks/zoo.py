@@ -328,8 +328,8 @@ def lstm(variant: Variant) -> Builder:
 def transformer(variant: Variant) -> Builder:
     """The base Transformer's encoder (Vaswani et al. 2017, table 3) as a classifier of sequences.
 
-    Learned positions (row E of the table), the mean over steps, layer norm before each part instead of after (Xiong et
-    al. 2020), GELU instead of ReLU, no dropout. The vocabulary is the paper's 37,000.
+    Learned positions (row E of the table), the mean over steps, layer norm before each part instead of after and once
+    at the end (Xiong et al. 2020, table 1), GELU instead of ReLU, no dropout. The vocabulary is the paper's 37,000.
     """
     b = Builder((variant.image,), variant.vocabulary)
     features, heads = variant.channels(512, 8), 8
@@ -341,6 +341,7 @@ def transformer(variant: Variant) -> Builder:
         y = b.token_dense(f"{name}_fc1", b.layer_norm(f"{name}_norm2", x), 4 * features)
         y = b.token_dense(f"{name}_fc2", b.gelu(f"{name}_gelu", y), features)
         x = b.add(f"{name}_add2", x, y)
+    x = b.layer_norm("norm", x)
     b.dense("output", b.mean_steps("mean", x), variant.classes)
     return b
 
