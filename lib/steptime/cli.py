@@ -573,3 +573,15 @@ def benchmarks_a_a() -> None:
     from steptime.measure.benchmarks import a_a
 
     a_a()
+
+
+@benchmarks.command("examples")
+@click.option("--pairs", type=click.IntRange(min=3), default=8, show_default=True, help="Pairs of fresh processes.")
+def benchmarks_examples(pairs: int) -> None:
+    """Step time of the frameworks' own example programs over that of the adapters, in alternation.
+
+    Exits with 1 when an interval does not lie above the goal.
+    """
+    from steptime.measure.example_ratio import example_ratios
+
+    sys.exit(0 if all(found["met"] for found in example_ratios(pairs).values()) else 1)

@@ -37,7 +37,8 @@ class Child:
 
     `device` is "cpu" or "cuda"; `cores` the only cores it may use (None: the parent's); `threads` bounds what the
     framework's libraries start, `memory_limit_bytes` its private memory. It is killed when the thread that made it
-    ends, so make it in one that lasts. The requests are the commands of worker.py.
+    ends, so make it in one that lasts. `adapter`: a file to run in place of the setting's own. The requests are the
+    commands of worker.py.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Child:
         cores: Sequence[int] | None = None,
         threads: int = 1,
         memory_limit_bytes: int | None = None,
+        adapter: Path | None = None,
     ) -> None:
         if setting not in SETTINGS:
             raise InputError(f"framework = {setting!r}: unknown; known: {', '.join(SETTINGS)}")
@@ -67,7 +69,7 @@ class Child:
         self._received = b""
         self._killed_here = False
         self._process = subprocess.Popen(
-            [str(chosen.interpreter), str(WORKER), str(chosen.adapter), json.dumps(options)],
+            [str(chosen.interpreter), str(WORKER), str(adapter or chosen.adapter), json.dumps(options)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
