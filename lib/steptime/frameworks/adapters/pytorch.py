@@ -295,25 +295,30 @@ class LayeredTrainer(Trainer):
                 inputs = [outputs[source] for source in sources]
                 began(("forward_s", name))
                 output = outputs[name] = run(inputs, weights, True)
-                began("dispatch")
+                began("instruments")
                 # A layer that hands on its input has nothing to do in backward.
                 if output.requires_grad and not any(output is tensor for tensor in inputs):
                     output.register_hook(lambda gradient, name=name: began(("backward_s", name)))
+                began("dispatch")
             began("loss")
             loss = F.cross_entropy(output, y)
+        # As in a plain step: what backward does not need is free before it begins.
+        del outputs, inputs, output
         loss.backward()
         began("update")
         self._update()
         self._wait()
         loss.item()
         began("end")
-        parts = {"h2d": 0.0, "loss": 0.0, "update": 0.0, "dispatch": 0.0}
+        parts = {"h2d": 0.0, "loss": 0.0, "update": 0.0, "dispatch": 0.0, "instruments": 0.0}
         layers = {name: {"layer": name, "forward_s": 0.0, "backward_s": 0.0} for name, _, _, _ in self._layers}
         for (part, start), (_, end) in zip(stamps, stamps[1:]):
             if isinstance(part, tuple):
                 layers[part[1]][part[0]] += end - start
             else:
                 parts[part] += end - start
+        # A plain step has none of these.
+        del parts["instruments"]
         return {"layers": list(layers.values()), "parts": parts}
 
     def layer_times(self, images, labels):
