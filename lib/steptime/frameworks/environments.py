@@ -37,7 +37,7 @@ class Environment:
 
 _CAFFE = (
     *("g++", "cmake", "libopenblas-dev", "libprotobuf-dev", "protobuf-compiler", "libhdf5-dev", "libgflags-dev"),
-    *("libgoogle-glog-dev", "libboost-system-dev", "libboost-thread-dev", "libboost-filesystem-dev"),
+    *("libgoogle-glog-dev", "libgtest-dev", "libboost-system-dev", "libboost-thread-dev", "libboost-filesystem-dev"),
     *("libboost-regex-dev", "libboost-python-dev"),
 )
 _MPI = ("openmpi-bin", "libopenmpi-dev")
