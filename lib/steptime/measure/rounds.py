@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 from steptime import frameworks, networks
 from steptime.core import statistics
@@ -95,7 +96,7 @@ class _Campaign:
         if done >= self.plan.min_rounds and all(self._is_settled(case, done) for case in self._possible()):
             return "target"
         spent = sum(run.row["duration_s"] for run in self.runs.values())
-        if 2 <= done < self.plan.rounds and spent * (done + 1) / done > self.plan.budget_s:
+        if 2 <= done < self.plan.rounds and statistics.over_budget(spent, done, self.plan.budget_s):
             return "budget"
         return None
 
@@ -152,9 +153,13 @@ def _line(visit: Visit, run: Run) -> str:
 
 
 def _log_medians(runs: list[Run]) -> np.ndarray:
-    """Log median step time of each run that counts, as `core.statistics.usable` counts: runs with undisturbed steps,
-    or all runs where fewer than two have any.
-    """
-    timed = [run.step_samples() for run in runs]
-    calm = [steps for run in timed if (steps := [step for step in run if not step["is_disturbed"]])]
-    return np.log([np.median([step["time_s"] for step in steps]) for steps in (calm if len(calm) >= 2 else timed)])
+    """Log median step time of each run that counts, in the order given; which count says `core.statistics.counted`."""
+    steps = pd.DataFrame(
+        [
+            {"case_id": run.row["case_id"], "run_id": number, "is_disturbed": step["is_disturbed"], "s": step["time_s"]}
+            for number, run in enumerate(runs)
+            for step in run.step_samples()
+        ],
+        columns=["case_id", "run_id", "is_disturbed", "s"],
+    )
+    return np.log(steps[statistics.counted(steps)].groupby("run_id")["s"].median().to_numpy(float))
