@@ -16,13 +16,13 @@ out: str = ""
 import pandas as pd
 from IPython.display import Markdown, display
 
-from steptime.core.campaign import read_campaign
+from steptime.core.campaign import Campaign, read_campaign
 from steptime.core.files import project_root, write_text
 from steptime.core.statistics import CASE, case_table, comparisons, usable
 from steptime.model.fitting import layer_profile, pass_fits, phase_medians, profile_cases
 from steptime.networks import build
 from steptime.notebook import campaign_folders, out_folder
-from steptime.report import figures, style
+from steptime.report import figures, panels, style
 
 root = project_root()
 folder = out_folder(out, "fit")
@@ -66,6 +66,7 @@ for name, part in steps.groupby("campaign"):
 # %%
 alone = steps[(steps["input"] == "sequential") & (steps["workers"] == 1)]
 SETTING = ["campaign", "device", "dtype", "threads"]
+FEW_FRAMEWORKS = 4
 
 
 def named(kind: str, setting: tuple) -> str:
@@ -79,7 +80,17 @@ def words(setting: tuple) -> str:
     return f"{campaign}, {device}, {dtype}, {threads} thread{'s' if threads > 1 else ''}"
 
 
+def few(part: pd.DataFrame) -> bool:
+    """Few enough cases for a figure that has all of them side by side; page 50 compares many settings."""
+    return part["framework"].nunique() <= FEW_FRAMEWORKS and not part.duplicated(["framework", "network"]).any()
+
+
 for setting, part in alone.groupby(SETTING):
+    if not few(part):
+        frameworks = part["framework"].nunique()
+        text = f"{words(setting)}: {frameworks} settings, compared in [Which framework](50_single_device.ipynb)."
+        display(Markdown(text))
+        continue
     figure = figures.step_times(part, f"Time of one training step, measured ({words(setting)})")
     style.save(figure, folder / named("step-times", setting))
     display(figure)
@@ -112,6 +123,7 @@ sentences = [
     f"{words(setting)}, {row.network}: {row.slower} takes {row.ratio:.3g} times as long as {row.faster} "
     f"({row.lo:.3g} to {row.hi:.3g})" + ("" if row.different else ": **no difference** that this campaign can tell")
     for setting, part in compared[compared["input"] == "sequential"].groupby(SETTING)
+    if part["slower"].nunique() < FEW_FRAMEWORKS
     for row in part.itertuples()
 ]
 display(Markdown("\n".join(f"* {sentence}." for sentence in sentences)))
@@ -123,20 +135,34 @@ display(Markdown("\n".join(f"* {sentence}." for sentence in sentences)))
 
 # %%
 profiled = {name: profile_cases(campaign) for name, campaign in campaigns.items()}
+
+
+def by_case(campaign: Campaign) -> dict[str, Campaign]:
+    """The campaign's cases, each as a campaign of its own: looking one up is then quick."""
+    case_of = campaign.samples["run_id"].map(campaign.runs.set_index("run_id")["case_id"])
+    samples = dict(list(campaign.samples.groupby(case_of)))
+    runs = campaign.runs.groupby("case_id")
+    return {case_id: Campaign(campaign.name, part, samples[case_id]) for case_id, part in runs if case_id in samples}
+
+
+case_campaigns = {name: by_case(campaign) for name, campaign in campaigns.items()}
 phases = pd.DataFrame(
     [
         {"campaign": name, "case_id": case.case_id, **{key: getattr(case, key) for key in CASE}}
         | {"phase": phase, "time_s": seconds}
         for name, cases in profiled.items()
         for case in cases.itertuples()
-        for phase, seconds in phase_medians(campaigns[name], case.case_id).items()
+        for phase, seconds in phase_medians(case_campaigns[name][case.case_id], case.case_id).items()
     ],
     columns=["campaign", "case_id", *CASE, "phase", "time_s"],
 )
 save(phases, "phases")
 
 for setting, part in phases[phases["workers"] == 1].groupby(SETTING):
-    figure = figures.phases(part, f"Where the step's time goes, measured ({words(setting)})")
+    batches = part.groupby("network")["batch"].transform("max")
+    part = part[part["batch"] == batches].assign(setting=part["framework"])
+    part["part"] = part["phase"].map(figures.PHASE_LABELS)
+    figure = panels.stacked(part, panels.PHASE_COLOURS, f"Where the step's time goes, measured ({words(setting)})")
     style.save(figure, folder / named("phases", setting))
     display(figure)
 
@@ -169,7 +195,7 @@ layer_tables, fit_rows = [], []
 for name, cases in profiled.items():
     for case in cases.itertuples():
         network = build(case.network, size=case.size)
-        profile = layer_profile(campaigns[name], network, case.case_id)
+        profile = layer_profile(case_campaigns[name][case.case_id], network, case.case_id)
         table = pd.DataFrame({"campaign": name, "case_id": case.case_id, "layer": profile.layers})
         for column in ("forward_s", "backward_s"):
             table[column] = getattr(profile, column)
@@ -179,7 +205,7 @@ for name, cases in profiled.items():
         fit_rows += [
             {"campaign": name, "case_id": case.case_id, "framework": case.framework, "network": case.network}
             | {"pass": key, **vars(fit), "scale": fit.scale, "unexplained": fit.unexplained}
-            for key, fit in pass_fits(campaigns[name], network, case.case_id).items()
+            for key, fit in pass_fits(case_campaigns[name][case.case_id], network, case.case_id).items()
         ]
 LAYER_COLUMNS = ["campaign", "case_id", "layer", "forward_s", "backward_s", "parameter_bytes", "activation_bytes"]
 FIT_COLUMNS = ["campaign", "case_id", "framework", "network", "pass", "whole_s", "layers_s", "scale", "unexplained"]

@@ -235,7 +235,7 @@ levers = pd.DataFrame(found, columns=LEVERS)
 save(levers, "levers")
 for name in campaigns:
     own = levers[levers["campaign"] == name]
-    dots = own.assign(name=own["slow"] + " / " + own["fast"] + ", " + own["network"], setting=own["family"])
+    dots = own.assign(name=own["slow"] + ", " + own["network"], setting=own["family"])
     figure = panels.factors(dots, f"What the script costs ({name})", "slower script / faster script, one dot a case")
     style.save(figure, folder / f"figures/levers-{name}.svg")
     display(figure)
@@ -305,13 +305,15 @@ def claim(paper: str, name: str, *, holds: bool = False, in_shape: bool = False,
 
 own = levers[(levers["campaign"] != "local") & (levers["device"] == "cpu") & (levers["dtype"] == "float32")]
 own_flips = flipped[(flipped["campaign"] != "local") & (flipped["device"] == "cpu")]
-scripted = own[own["lever"] != "threads"]
+# what a script changes about the work; how it is timed is a claim of its own
+SCRIPT = ["layout", "compiling", "feeding"]
+scripted, script_flips = (table[table["lever"].isin(SCRIPT)] for table in (own, own_flips))
 PUBLISHED = {"script-alexnet": ("alexnet",), "script-resnet56": ("resnet50",), "script-fcn5": ("fcn5",)}
 for name, networks in PUBLISHED.items():
     part = scripted[scripted["network"].isin(networks)]
     value = float(papers["dlbench-2016"].figure(name).value)
     best = part.loc[part["factor"].idxmax()] if len(part) else None
-    passes = len(own_flips[own_flips["network"].isin(networks)])
+    passes = len(script_flips[script_flips["network"].isin(networks)])
     claim(
         "dlbench-2016",
         name,
@@ -321,8 +323,7 @@ for name, networks in PUBLISHED.items():
         holds=best is not None and best["factor"] >= value and passes > 0,
         in_shape=best is not None and best["factor"] > 1.1 and passes > 0,
         tolerance="holds: at least as much, and a ranking flips; in shape: more than 1.1, and a ranking flips",
-        how=f"largest factor of timing, layout, compiling and feeding on {', '.join(networks)}, one framework, one "
-        "device",
+        how=f"largest factor of layout, compiling and feeding on {', '.join(networks)}, one framework, one device",
         why="no committed campaign has it"
         if best is None
         else f"{best['lever']}: {best['slow']} against {best['fast']}; {passes} flips on the network; a processor and "

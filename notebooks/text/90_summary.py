@@ -35,6 +35,7 @@ def read(stage: str, name: str) -> pd.DataFrame:
 
 
 steps, phases, comparisons = (read("fit", name) for name in ("steps", "phases", "comparisons"))
+answers_to, FEW_FRAMEWORKS = read("choosing", "answers"), 4
 speed_up, published_steps, rule = (read("predict", name) for name in ("speed_up", "published_steps", "merging"))
 asked = speed_up[(speed_up["link"] == link) & (speed_up["workers"] == workers)]
 if len(speed_up) and asked.empty:
@@ -75,8 +76,36 @@ def where(campaign: str) -> str:
     return f"{campaign}: {chosen['device']}, {chosen['threads']} thread{'s' if chosen['threads'] > 1 else ''}"
 
 
+def has_many(campaign: str) -> bool:
+    """More settings than a table with a column each can hold, or several batches of a network."""
+    own = part_of(steps, campaign)
+    return own["framework"].nunique() > FEW_FRAMEWORKS or bool(own.duplicated(["framework", "network"]).any())
+
+
+def which_setting(campaign: str) -> str:
+    """Which of many settings is fastest, alone or tied, on which networks."""
+    own = answers_to[answers_to["campaign"] == campaign]
+    ahead: dict[str, list[str]] = {}
+    for row in own.itertuples():
+        tied = [] if pd.isna(row.tied) else str(row.tied).split(", ")
+        for name in [row.fastest, *tied]:
+            ahead.setdefault(name, []).append(row.network)
+    said = [
+        f"{name} on {', '.join(networks)}" for name, networks in sorted(ahead.items(), key=lambda item: -len(item[1]))
+    ]
+    apart = own["next_ratio"].dropna()
+    further = f"; the next takes {span(apart, '{:.2f}')} times as long" if len(apart) else ""
+    settings = part_of(steps, campaign)["framework"].nunique()
+    return (
+        f"Of {settings} settings the fastest, or tied with it, are {'; '.join(said)}{further} ({where(campaign)}; "
+        "measured, paired by round, corrected for the number of comparisons)."
+    )
+
+
 def which_framework(campaign: str) -> str:
     """Which framework is faster, on how many networks, by how much."""
+    if has_many(campaign):
+        return which_setting(campaign)
     pairs = part_of(comparisons, campaign)
     if pairs.empty:
         return f"No two frameworks were measured ({where(campaign)})."
@@ -89,7 +118,7 @@ def which_framework(campaign: str) -> str:
     if equal:
         said.append(f"no difference can be told on {equal}")
     text = "; ".join(said)
-    return f"{text[:1].upper()}{text[1:]} ({where(campaign)}; measured, paired by round, at 1 %)."
+    return f"{text[:1].upper()}{text[1:]} ({where(campaign)}; measured, paired by round)."
 
 
 def where_time_goes(campaign: str) -> str:
@@ -124,9 +153,30 @@ def answers_of(campaign: str) -> list[str]:
     return found
 
 
+def many_table(campaigns: list[str]) -> pd.DataFrame:
+    """One row a network (and campaign): the fastest of many settings, what is tied with it, and the next."""
+    own = answers_to[answers_to["campaign"].isin(campaigns)]
+    text = {name: own[name].where(own[name].notna(), "–") for name in ("tied", "next")}
+    table = pd.DataFrame(
+        {
+            "campaign": own["campaign"],
+            "network": own["network"],
+            "batch": own["batch"],
+            "fastest": own["fastest"],
+            "step_s": own["median_s"],
+            "tied with it": text["tied"],
+            "next": text["next"],
+            "times as long": own["next_ratio"].round(3),
+        }
+    ).reset_index(drop=True)
+    return table if len(campaigns) > 1 else table.drop(columns="campaign")
+
+
 def headline_table(campaigns: list[str]) -> pd.DataFrame:
     """One row a network (and campaign): step time in each framework, which is faster, modelled speed-up of that one."""
     rows = []
+    if any(has_many(campaign) for campaign in campaigns):
+        return many_table(campaigns)
     for campaign in campaigns:
         part = part_of(steps, campaign)
         for (network, batch), of_network in part.groupby(["network", "batch"], sort=False):
@@ -154,16 +204,26 @@ def readable(table: pd.DataFrame) -> pd.DataFrame:
     """The table with times in ms, three digits."""
     shown = table.astype(object).copy()
     for name in table.columns:
-        if name.endswith("_s"):
+        if name == "times as long":
+            shown[name] = table[name].map(lambda value: "–" if pd.isna(value) else f"{value:.3g}")
+        elif name.endswith("_s"):
             shown[name] = (1e3 * table[name]).map(lambda ms: f"{ms:.3g}")
         elif name.startswith("speed-up"):
             shown[name] = table[name].map(lambda value: "–" if pd.isna(value) else f"{value:.3g}")
     return shown.rename(columns={name: f"{name[:-2]}, ms" for name in table.columns if name.endswith("_s")})
 
 
+def drawn(campaign: str) -> pd.DataFrame:
+    """The step times that the campaign's figure shows: all, or of many settings the fastest of each network."""
+    if not has_many(campaign):
+        return part_of(steps, campaign)
+    own = answers_to[answers_to["campaign"] == campaign]
+    return own.assign(framework=own["fastest"], network=own["network"] + ", " + own["fastest"])
+
+
 def draw(campaigns: list[str], title: str) -> Figure:
     """Step times of the campaigns' main settings."""
-    parts = [part_of(steps, campaign) for campaign in campaigns]
+    parts = [drawn(campaign) for campaign in campaigns]
     if len(campaigns) > 1:
         parts = [part.assign(network=part["network"] + ", " + part["campaign"]) for part in parts]
     return figures.step_times(pd.concat(parts), title)
@@ -225,6 +285,11 @@ display(Markdown("\n".join(f"{place}. {answer['text']}" for place, answer in enu
 
 # %%
 headline = None
+CAPTION = "Median step with its 95 % interval over processes, measured"
+if any(has_many(campaign) for campaign in committed):
+    CAPTION += ", of the fastest setting of each network ({})."
+else:
+    CAPTION += f"; speed-up of the framework with the smaller median over {link}, merged gradients, modelled ({{}})."
 if committed:
     figure = draw(committed, "Time of one training step, measured")
     style.save(figure, folder / "figures/headline.svg")
@@ -232,8 +297,7 @@ if committed:
     write_text(folder / "derived/headline.csv", table.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
     headline = {
         "figure": "headline.svg",
-        "caption": "Median step with its 95 % interval over processes, measured; speed-up of the framework with the "
-        f"smaller median over {link}, merged gradients, modelled ({'; '.join(map(where, committed))}).",
+        "caption": CAPTION.format("; ".join(map(where, committed))),
         "columns": list(table.columns),
         "table": table.astype(object).where(table.notna(), None).to_dict("records"),
     }

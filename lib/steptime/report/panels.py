@@ -77,7 +77,7 @@ def stacked(
     drawn `scale` times as large. A setting without rows in a panel has `note` there.
     """
     table = _checked("stacked", table, ["network", "setting", "part", "time_s"])
-    order = _order(table["setting"])
+    order = sorted(set(table["setting"]))
     parts = [name for name in colours if table.loc[table["part"] == name, "time_s"].sum() > 0]
 
     def draw(axes: Axes, part: pd.DataFrame) -> None:

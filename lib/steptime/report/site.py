@@ -204,7 +204,14 @@ def _environment() -> Environment:
 
 def _copy_data(root: Path, scratch: Path) -> None:
     """Copy the tables that the pages link to, under the same names as in the checkout."""
-    wanted = ["derived/**/*.csv", "derived/**/*.json", "campaigns/*/*.csv", "raw/local/*.csv", "published/*.*"]
+    wanted = [
+        "derived/**/*.csv",
+        "derived/**/*.json",
+        "campaigns/*/*.csv",
+        "campaigns/*/*.json",
+        "raw/local/*.csv",
+        "published/*.*",
+    ]
     for pattern in [*wanted, "machines/**/*.yaml"]:
         for path in sorted((root / "data").glob(pattern)):
             target = scratch / path.relative_to(root)
