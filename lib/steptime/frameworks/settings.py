@@ -83,6 +83,7 @@ SETTINGS = {
         Setting("tensorflow1", ADAPTERS / "tensorflow1.py", ("tensorflow",), "graph", environment="tensorflow1"),
         Setting("theano", ADAPTERS / "theano1.py", ("theano",), "graph", environment="theano"),
         Setting("onnxruntime", ADAPTERS / "onnxruntime_.py", _ONNXRUNTIME, "graph", environment="onnxruntime"),
+        Setting("h2o", ADAPTERS / "h2o_.py", ("h2o",), "graph", environment="h2o"),
     )
 }
 
