@@ -79,6 +79,7 @@ def test_the_hog_logs_windows_of_its_own() -> None:
     arguments = [sys.executable, str(HOG), str(max(os.sched_getaffinity(0))), "7", str(os.getpid())]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as hog:
         assert hog.stdout is not None
+        assert hog.stdout.readline() == "ready\n"
         first = [float(field) for field in hog.stdout.readline().split()]
         hog.terminate()
     assert start < first[0] < first[1] < time.perf_counter()

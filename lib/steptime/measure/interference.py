@@ -51,7 +51,10 @@ def interference(
                     stdout=subprocess.PIPE,
                     text=True,
                 )
+                assert hog.stdout is not None
                 try:
+                    # Its start takes the core, too, and is in no window.
+                    hog.stdout.readline()
                     recorded.append(child.request("steps", count=steps)["samples"])
                     # A window is logged when it is over.
                     time.sleep(1.3)
