@@ -29,8 +29,8 @@ cmake --build build/objects --target pycaffe --parallel 2
 
 # `caffe time` from the same objects, for comparing with Caffe's own benchmark.
 mapfile -d '' objects < <(find build/objects -path '*pycaffe.dir*' -name '*.o' ! -name '_caffe.cpp.o' -print0)
-c++ -O3 -DNDEBUG -DCPU_ONLY=1 -DCAFFE_VERSION=1.0.0 -std=c++14 -I "$source/include" -I build/objects \
-  -I build/objects/include -o bin/caffe "$source/tools/caffe.cpp" "${objects[@]}" build/objects/lib/libproto.a \
+c++ -O3 -DNDEBUG -DCPU_ONLY=1 -DCAFFE_VERSION=1.0.0 -std=c++14 -w -I build/objects/include -I build/objects \
+  -I "$source/include" -o bin/caffe "$source/tools/caffe.cpp" "${objects[@]}" build/objects/lib/libproto.a \
   -lglog -lgflags -lprotobuf -lboost_thread -lboost_system -lboost_filesystem -lboost_regex -lhdf5_hl -lhdf5 \
   -lopenblas -lpthread
 
