@@ -17,10 +17,11 @@ memory_gib: float = 8.0
 import pandas as pd
 from IPython.display import Markdown, display
 
-from steptime.core.campaign import read_campaign
+from steptime.core.campaign import Campaign, read_campaign
 from steptime.core.claims import Claim, decide, read_paper, write_claims
 from steptime.core.errors import InputError
 from steptime.core.files import project_root, write_text
+from steptime.core.gap import GAP_COLUMNS, PARTS, gaps
 from steptime.core.statistics import setting_names
 from steptime.model import cases, choosing, memory
 from steptime.model.roofline import balance, roofline
@@ -31,6 +32,7 @@ from steptime.report import figures, panels, style
 root = project_root()
 folder = out_folder(out, "single_device")
 style.use()
+pd.set_option("display.max_colwidth", None, "display.max_rows", None)
 PRIMARY = ["alexnet", "googlenet", "resnet50"]
 
 
@@ -277,12 +279,42 @@ for name in measured_in:
         display(Markdown(f"**{name}**\n\n" + "\n".join(f"* {line}." for line in lines)))
 
 # %% [markdown]
+# ## What lies between the layers
+#
+# The step less the sum of its layers as they were timed, and which named events that is: reading, copying, loss,
+# update, dispatch (nothing else runs), operations of no layer. What no event explains is told: where layers were timed
+# one by one, with what that costs; where they were timed inside a step, what the instruments add and miss.
+
+# %%
+gap_parts = []
+for name, campaign in campaigns.items():
+    runs = campaign.runs[campaign.runs["case_id"].isin(main.loc[main["campaign"] == name, "case_id"])]
+    samples = campaign.samples[campaign.samples["run_id"].isin(runs["run_id"])]
+    gap_parts.append(gaps(Campaign(name, runs, samples)).assign(campaign=name))
+gap = pd.concat(gap_parts, ignore_index=True) if gap_parts else pd.DataFrame(columns=["campaign", *GAP_COLUMNS])
+save(gap[["campaign", *GAP_COLUMNS]], "gaps")
+gap = main[["campaign", "case_id", "network", "setting"]].merge(gap, on=["campaign", "case_id"])
+EVENTS = [*(f"{event}_s" for event in PARTS.values()), "unexplained_s"]
+for name in measured_in:
+    own = gap[(gap["campaign"] == name) & gap["network"].isin(shown_networks(name))].sort_values(["network", "setting"])
+    if own.empty:
+        continue
+    times = own[["step_s", "layers_s", "gap_s", *EVENTS]].map(lambda seconds: f"{1e3 * seconds:.3g}")
+    times.columns = [f"{column.removesuffix('_s')}, ms" for column in times.columns]
+    shown = pd.concat([own[["network", "setting", "profile"]], times], axis=1)
+    shown["of the gap named"] = own["attributed_share"].map("{:.0%}".format)
+    every_gap = gap[gap["campaign"] == name]
+    enough = int((every_gap["attributed_share"] >= 0.8).sum())
+    display(Markdown(f"**{name}**"), shown.set_index(["network", "setting"]))
+    display(Markdown(f"At least 80 % of the gap is named in {enough} of {len(every_gap)} cases (all networks)."))
+
+# %% [markdown]
 # ## What the machine allows: the roofline
 #
 # A layer's rate is at most $\min(P, I \cdot B)$: $P$ the peak of a large matrix product, $B$ the bandwidth of a large
 # copy, $I$ the layer's operations a byte (Williams, Waterman, Patterson 2009). Bytes by the description: inputs,
 # output, parameters, and in backward their gradients, each once. Left of the ridge a layer is bound by memory. A point
-# above the slope had its values in the cache.
+# above the slope had its values in the cache. One point a layer, both passes together; the table is over all networks.
 
 # %%
 rooflines = []
@@ -308,7 +340,11 @@ for name in measured_in:
         continue
     machine = machines[name]
     own = own.assign(group=own["kind"].map(cases.group_of)).sort_values("setting", kind="stable")
-    figure = panels.roofline(own, machine, f"Layers under the machine's roof ({name}; all networks)")
+    shown = own[own["network"].isin(shown_networks(name))]
+    points = shown.groupby(["setting", "network", "layer", "group"], as_index=False)[["flops", "bytes", "time_s"]].sum()
+    points["intensity"], points["flops_per_s"] = points["flops"] / points["bytes"], points["flops"] / points["time_s"]
+    where = ", ".join(shown_networks(name))
+    figure = panels.roofline(points, machine, f"Layers under the machine's roof ({name}; {where})")
     style.save(figure, folder / f"figures/roofline-{name}.svg")
     display(figure)
     bound = own.assign(time_s=own["time_s"].where(own["bound"] == "memory", 0.0)).groupby("setting")["time_s"].sum()

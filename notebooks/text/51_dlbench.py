@@ -24,6 +24,7 @@ from steptime.report import panels, style
 root = project_root()
 folder = out_folder(out, "dlbench")
 style.use()
+pd.set_option("display.max_colwidth", None, "display.max_rows", None)
 
 
 def save(table: pd.DataFrame, name: str) -> None:

@@ -22,6 +22,7 @@ from steptime.report.markup import number
 root = project_root()
 folder = out_folder(out, "choosing")
 style.use()
+pd.set_option("display.max_colwidth", None, "display.max_rows", None)
 
 
 def read(name: str) -> pd.DataFrame:
@@ -59,6 +60,8 @@ LIMIT_COLOURS = {"input": "io", "arithmetic": "kind_convolution", "memory": "kin
 
 def row(choice: choosing.Choice) -> dict:
     """A choice as a row of the page's table."""
+    shares = pd.Series(choice.limits, dtype=float)
+    largest = f"{shares.idxmax()} {shares.max():.0%}" if len(shares) else "peaks not recorded"
     after = f"{choice.next_name}, {choice.next_ratio:.3g} ({choice.next_lo:.3g} to {choice.next_hi:.3g})"
     return {
         "network": choice.conditions["network"],
@@ -67,7 +70,7 @@ def row(choice: choosing.Choice) -> dict:
         "step, ms": f"{1e3 * choice.median_s:.3g} ({1e3 * choice.lo_s:.3g} to {1e3 * choice.hi_s:.3g})",
         "tied with it": ", ".join(choice.tied) or "–",
         "next, times as long": after if choice.next_name else "–",
-        "limit": f"{choice.limit} ({max(choice.limits.values()):.0%})" if choice.limits else "peaks not recorded",
+        "limit": largest,
     }
 
 

@@ -23,6 +23,7 @@ from steptime.report import figures, style
 root = project_root()
 folder = out_folder(out, "summary")
 style.use()
+pd.set_option("display.max_colwidth", None, "display.max_rows", None)
 SETTING = ["device", "dtype", "threads"]
 
 

@@ -93,6 +93,16 @@ def test_the_matrix_says_why_a_cell_did_not_run_and_what_lacks_parity(study: Pat
     assert "Without layer times (fused or run in one piece): jax, tensorflow_xla, torch_compile" in text
 
 
+def test_the_gap_between_step_and_layers_adds_up(study: Path) -> None:
+    gap = table(study, "single_device", "gaps")
+    parts = [name for name in gap.columns if name.endswith("_s") and name not in ("step_s", "layers_s", "gap_s")]
+    assert (gap["step_s"] - gap["layers_s"]).to_numpy() == pytest.approx(gap["gap_s"].to_numpy(), rel=1e-3)
+    assert gap[parts].sum(axis=1).to_numpy() == pytest.approx(gap["gap_s"].to_numpy(), rel=1e-3)
+    # planted: layers 0.85 of a step, reading 0.05, update 0.1
+    assert (gap["update_s"] / gap["step_s"]).to_numpy() == pytest.approx(0.1, rel=0.05)
+    assert (gap["layers_s"] / gap["step_s"]).to_numpy() == pytest.approx(0.85, rel=0.05)
+
+
 def test_the_memory_model_finds_the_planted_line(study: Path) -> None:
     fits = table(study, "single_device", "memory_fits")
     assert fits["base_bytes"].to_numpy() == pytest.approx(planted.BASE_BYTES, rel=1e-3)

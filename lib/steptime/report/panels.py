@@ -101,7 +101,7 @@ def stacked(
 
 
 def roofline(table: pd.DataFrame, machine: Machine, title: str) -> Figure:
-    """FLOP/s over FLOPs a byte, one panel a setting, one point a layer and pass; the lines are the machine's peaks.
+    """FLOP/s over FLOPs a byte, one panel a setting, one point a row; the lines are the machine's peaks.
 
     Columns: setting, group (a key of KIND_COLOURS), intensity, flops_per_s. Layers without operations are not drawn.
     """
