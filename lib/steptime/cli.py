@@ -136,7 +136,7 @@ def site() -> None:
 @click.option("--framework", "frameworks", multiple=True, help="Framework to measure; may be repeated.")
 @click.option("--network", "networks", multiple=True, help="Network to train; may be repeated.")
 @click.option("--size", help="quick or full: the size of the networks and which section of params.yaml is the default.")
-@click.option("--batch", type=int, help="Batch for every network.")
+@click.option("--batch", type=int, multiple=True, help="Batch for every network; may be repeated.")
 @click.option("--threads", type=int, multiple=True, help="Threads of a framework; may be repeated.")
 @click.option(
     "--input", "inputs", multiple=True, help="sequential, prefetch, jpeg-0, jpeg-1 or jpeg-2; may be repeated."
@@ -148,7 +148,7 @@ def site() -> None:
 @click.option("--memory-limit", "memory_limit_gib", type=float, help="GiB of private memory for each process.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for runs.csv and samples.csv.")
 @click.option("--fresh", is_flag=True, help="Discard the cases that an interrupted measurement finished.")
-def measure(size: str | None, batch: int | None, out: Path | None, fresh: bool, **chosen: Any) -> None:
+def measure(size: str | None, batch: tuple[int, ...], out: Path | None, fresh: bool, **chosen: Any) -> None:
     """Measure step times here; what is not given is as in params.yaml. Interrupted, it goes on where it stopped."""
     from steptime import measure as measuring
     from steptime.notebook import stage_parameters
@@ -157,8 +157,8 @@ def measure(size: str | None, batch: int | None, out: Path | None, fresh: bool, 
     values = stage_parameters(root, "measure", size)
     given = {key: value for key, value in chosen.items() if value not in (None, ())}
     values |= {key: list(value) if isinstance(value, tuple) else value for key, value in given.items()}
-    if batch is not None:
-        values["batch"] = dict.fromkeys(values["networks"], batch)
+    if batch:
+        values["batch"] = dict.fromkeys(values["networks"], list(batch))
     plan = measuring.read_plan(values, "measure")
     out = root / "data/.scratch/measure" if out is None else out
     if not out.name or (out.exists() and not out.is_dir()):

@@ -490,13 +490,14 @@ def test_a_cut_run_says_so(tmp_path: Path, lines: list[str], monkeypatch: pytest
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"batch": {"mlp": -16}}, "batch.mlp = -16: Input should be greater than 0"),
+        ({"batch": {"mlp": -16}}, "batch.mlp.0 = -16: Input should be greater than 0"),
         ({"networks": ["vgg"]}, "'vgg' is not known; known here: mlp, lenet"),
         ({"frameworks": ["caffe3"]}, "'caffe3' is not known; known here:"),
         ({"networks": ["mlp", "mlp"]}, "a name comes twice"),
         ({"networks": []}, "networks = []"),
         ({"networks": ["mlp"], "batch": {"lenet": 8}}, "no batch for 'mlp'"),
         ({"batch": {"vgg": 8}}, "'vgg' is not known"),
+        ({"networks": ["mlp"], "batch": {"mlp": [8, 8]}}, "a batch of 'mlp' comes twice"),
         ({"dtypes": ["float12"]}, "'float12' is not known"),
         ({"devices": ["tpu"]}, "devices.0 = 'tpu'"),
         ({"inputs": ["jpeg-3"]}, "inputs.0 = 'jpeg-3'"),

@@ -6,13 +6,28 @@ from itertools import product
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationInfo
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationInfo,
+)
 from pydantic import field_validator as checks
 
 from steptime import frameworks, networks
 from steptime.core.files import validated
 from steptime.core.network import BYTES_PER_VALUE
 
+Batches = Annotated[
+    tuple[PositiveInt, ...],
+    Field(min_length=1),
+    BeforeValidator(lambda value: (value,) if isinstance(value, int) else value),
+]
+"""One batch or several, to see what a larger one brings."""
 Names = Annotated[tuple[str, ...], Field(min_length=1)]
 Input = Literal["sequential", "prefetch", "jpeg-0", "jpeg-1", "jpeg-2"]
 """How a step comes by its batch: synthetic, gathered in the step or one ahead by a thread; JPEG files, decoded in the
@@ -68,7 +83,7 @@ class Plan(BaseModel):
     frameworks: Names = ("torch", "tensorflow")
     networks: Names = ("mlp", "lenet", "alexnet", "googlenet", "resnet50")
     size: Literal["quick", "full"] = "quick"
-    batch: dict[str, PositiveInt] = Field(
+    batch: dict[str, Batches] = Field(
         default={"mlp": 32, "lenet": 32, "alexnet": 16, "googlenet": 16, "resnet50": 16}, validate_default=True
     )
     dtypes: Names = Field(default=("float32",), validate_default=True)
@@ -115,8 +130,11 @@ class Plan(BaseModel):
 
     @checks("batch")
     @classmethod
-    def _a_batch_for_each_network(cls, value: dict[str, int], info: ValidationInfo) -> dict[str, int]:
+    def _a_batch_for_each_network(cls, value: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
         _known(tuple(value), networks.NAMES)
+        for name, batches in value.items():
+            if len(set(batches)) < len(batches):
+                raise ValueError(f"a batch of {name!r} comes twice; remove one")
         for name in info.data.get("networks", ()):
             if name not in value:
                 raise ValueError(f"no batch for {name!r}; add one")
@@ -130,10 +148,11 @@ class Plan(BaseModel):
     def cases(self) -> tuple[Case, ...]:
         """Every case, in the order of the lists."""
         return tuple(
-            Case(framework, network, self.size, self.batch[network], dtype, device, threads, reading)
+            Case(framework, network, self.size, batch, dtype, device, threads, reading)
             for framework, network, dtype, device, threads, reading in product(
                 self.frameworks, self.networks, self.dtypes, self.devices, self.threads, self.inputs
             )
+            for batch in self.batch[network]
             if dtype in frameworks.SETTINGS[framework].dtypes
         )
 
