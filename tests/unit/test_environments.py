@@ -219,4 +219,4 @@ def test_a_recipe_locks_every_package_and_names_known_system_packages(name: str,
     ]
     if distributions and name != "caffe":
         version = ENVIRONMENTS[name].version
-        assert any(line.startswith(f"{one}=={version}") for one in distributions for line in lines)
+        assert any(line.lower().startswith(f"{one}=={version}") for one in distributions for line in lines)
