@@ -48,7 +48,7 @@ def plant_campaign(checkout: Checkout) -> Path:
         ({"quick.measure.roundz": 3}, ["quick.measure", "roundz", "unknown"]),
         ({"quick.measure.rounds": None}, ["quick.measure", "rounds", "missing"]),
         ({"quick.measure.networks": ["mlp", "vgg"]}, ["'vgg'", "mlp, lenet, alexnet, googlenet, resnet50"]),
-        ({"quick.measure.frameworks": ["theano"]}, ["'theano'", "torch, tensorflow"]),
+        ({"quick.measure.frameworks": ["theeno"]}, ["'theeno'", "torch, "]),
         ({"quick.measure.batch": {"mlp": -4}, "quick.measure.networks": ["mlp"]}, ["batch.mlp", "-4"]),
         ({"quick.measure.rounds": "five"}, ["quick.measure.rounds", "'five'", "int"]),
         ({"quick.measure.budget_s": float("inf")}, ["budget_s"]),
@@ -82,7 +82,7 @@ def test_an_unknown_notebook(refused: Callable[..., str]) -> None:
     ("options", "said"),
     [
         (["--network", "vgg"], "'vgg'"),
-        (["--framework", "theano"], "'theano'"),
+        (["--framework", "theeno"], "'theeno'"),
         (["--batch", "-4"], "-4"),
         (["--threads", "0"], "0"),
         (["--size", "medium"], "'medium'"),
