@@ -48,8 +48,24 @@ def openblas():
 def build(network, weights, batch, threads, learning_rate, seed, device, dtype, mode):
     if device != "cpu":
         raise NotImplementedError("device = %r: Theano's GPU back end needs libgpuarray, which has no package" % device)
+    refuse_repeated_maxima(network)
     use_threads(threads)
     return Trainer(network, weights, batch, learning_rate, seed)
+
+
+def refuse_repeated_maxima(network):
+    """Theano hands a window's gradient to each of its equal maxima, whole: the sum is too large where there are several.
+
+    Behind a ReLU only zeros are equal, and there its gradient is 0. But overlapping windows repeat their maximum, and a
+    pooling of their outputs meets it several times.
+    """
+    kinds = {layer["name"]: layer["kind"] for layer in network["layers"]}
+    for layer in network["layers"]:
+        if layer["kind"] == "max_pool" and kinds.get(layer["inputs"][0]) == "max_pool":
+            raise NotImplementedError(
+                "layer %s: it pools what %s pooled, and Theano's max pooling counts the gradient of equal maxima once for"
+                " each of them" % (layer["name"], layer["inputs"][0])
+            )
 
 
 def use_threads(threads):
