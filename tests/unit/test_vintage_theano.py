@@ -1,8 +1,10 @@
 """Theano 1.0.5, really run."""
 
+from typing import ClassVar
+
 import vintage
 
 
 class TestTheano(vintage.Checks):
     setting, version, blas = "theano", "1.0.5", "OpenBLAS"
-    unsupported = {"googlenet": "equal maxima"}
+    unsupported: ClassVar[dict[str, str]] = {"googlenet": "equal maxima"}

@@ -56,15 +56,15 @@ def build(network, weights, batch, threads, learning_rate, seed, device, dtype, 
 def refuse_repeated_maxima(network):
     """Theano hands a window's gradient to each of its equal maxima, whole: the sum is too large where there are several.
 
-    Behind a ReLU only zeros are equal, and there its gradient is 0. But overlapping windows repeat their maximum, and a
-    pooling of their outputs meets it several times.
+    Behind a ReLU only zeros are equal, and there its gradient is 0. But overlapping windows repeat their maximum, and
+    a pooling of their outputs meets it several times.
     """
     kinds = {layer["name"]: layer["kind"] for layer in network["layers"]}
     for layer in network["layers"]:
         if layer["kind"] == "max_pool" and kinds.get(layer["inputs"][0]) == "max_pool":
             raise NotImplementedError(
-                "layer %s: it pools what %s pooled, and Theano's max pooling counts the gradient of equal maxima once for"
-                " each of them" % (layer["name"], layer["inputs"][0])
+                "layer %s: it pools what %s pooled, and Theano's max pooling counts the gradient of equal maxima once"
+                " for each of them" % (layer["name"], layer["inputs"][0])
             )
 
 
