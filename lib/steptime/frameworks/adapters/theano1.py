@@ -54,7 +54,7 @@ def build(network, weights, batch, threads, learning_rate, seed, device, dtype, 
 
 
 def refuse_repeated_maxima(network):
-    """Theano hands a window's gradient to each of its equal maxima, whole: the sum is too large where there are several.
+    """Theano hands a window's gradient to each of its equal maxima, whole: the sum is too large if there are several.
 
     Behind a ReLU only zeros are equal, and there its gradient is 0. But overlapping windows repeat their maximum, and
     a pooling of their outputs meets it several times.
