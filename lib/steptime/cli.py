@@ -158,7 +158,7 @@ def measure(size: str | None, batch: tuple[int, ...], out: Path | None, fresh: b
     given = {key: value for key, value in chosen.items() if value not in (None, ())}
     values |= {key: list(value) if isinstance(value, tuple) else value for key, value in given.items()}
     if batch:
-        values["batch"] = dict.fromkeys(values["networks"], list(batch))
+        values["batch"] = {name: list(batch) for name in values["networks"]}
     plan = measuring.read_plan(values, "measure")
     out = root / "data/.scratch/measure" if out is None else out
     if not out.name or (out.exists() and not out.is_dir()):

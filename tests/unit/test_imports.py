@@ -26,7 +26,7 @@ OTHERS = {
     "core": {"numpy", "pandas", "pandera", "pydantic", "yaml", "scipy"},
     "networks": {"numpy", "pydantic"},
     "frameworks": {"numpy", "pynvml", "PIL", "jpegs", "worker"},
-    "measure": {"numpy", "pandas", "pydantic", "scipy"},
+    "measure": {"numpy", "pandas", "pandera", "pydantic", "scipy"},
     "model": {"numpy", "pandas", "pandera", "pydantic", "scipy"},
 }
 

@@ -59,7 +59,6 @@ class Setting:
 _TENSORFLOW = (ADAPTERS / "tensorflow2.py", ("tensorflow-cpu", "tensorflow"))
 _TORCH = (ADAPTERS / "pytorch.py", ("torch",))
 _ONNXRUNTIME = ("onnxruntime-training-cpu",)
-_AUTOCAST = ("float32", "bfloat16")
 # Compiling takes minutes (a C++ compiler run for each fused kernel), and every round has fresh children: kept programs
 # make the second child's compilation a matter of seconds, and change no program.
 _INDUCTOR_CACHE = (("TORCHINDUCTOR_CACHE_DIR", "{cache}/inductor"),)
@@ -68,9 +67,9 @@ _JAX_CACHE = (("JAX_COMPILATION_CACHE_DIR", "{cache}/jax"), ("JAX_PERSISTENT_CAC
 SETTINGS = {
     setting.name: setting
     for setting in (
-        Setting("torch", *_TORCH, "eager", "eager", _AUTOCAST),
-        Setting("torch_channels_last", *_TORCH, "eager", "channels_last", _AUTOCAST),
-        Setting("torch_compile", *_TORCH, "compiled", "compile", _AUTOCAST, variables=_INDUCTOR_CACHE),
+        Setting("torch", *_TORCH, "eager", "eager", ("float32", "bfloat16")),
+        Setting("torch_channels_last", *_TORCH, "eager", "channels_last"),
+        Setting("torch_compile", *_TORCH, "compiled", "compile", variables=_INDUCTOR_CACHE),
         Setting("tensorflow", *_TENSORFLOW, "graph", "graph"),
         Setting("tensorflow_eager", *_TENSORFLOW, "eager", "eager"),
         Setting("tensorflow_xla", *_TENSORFLOW, "compiled", "xla"),

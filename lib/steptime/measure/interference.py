@@ -23,7 +23,7 @@ OVERLAPPED = 0.10
 """A step that shares so much of its time with the hog counts as disturbed in truth."""
 FOUND_GOAL, FALSE_ALARM_GOAL, MOVED_GOAL = 0.95, 0.02, 0.03
 # Steps of some 10 ms: the scheduler takes turns of a few, so that whatever the hog overlaps it also delays.
-_PLAN = Plan(frameworks=("torch",), networks=("lenet",), batch={"lenet": 64}, layer_samples=0, phase_samples=0)
+_PLAN = Plan(frameworks=("torch",), networks=("lenet",), batch={"lenet": (64,)}, layer_samples=0, phase_samples=0)
 Samples = Sequence[Mapping[str, Any]]
 
 
