@@ -146,15 +146,28 @@ def site() -> None:
 @click.option("--rounds", type=int, help="Most fresh processes per case.")
 @click.option("--budget", "budget_s", type=float, help="Seconds after which no further round starts.")
 @click.option("--memory-limit", "memory_limit_gib", type=float, help="GiB of private memory for each process.")
+@click.option(
+    "--plan", "plan_file", type=click.Path(path_type=Path), help="A campaign's plan.json, to measure it again."
+)
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for runs.csv and samples.csv.")
 @click.option("--fresh", is_flag=True, help="Discard the cases that an interrupted measurement finished.")
-def measure(size: str | None, batch: tuple[int, ...], out: Path | None, fresh: bool, **chosen: Any) -> None:
-    """Measure step times here; what is not given is as in params.yaml. Interrupted, it goes on where it stopped."""
+def measure(
+    size: str | None, batch: tuple[int, ...], plan_file: Path | None, out: Path | None, fresh: bool, **chosen: Any
+) -> None:
+    """Measure step times here; what is not given is as in params.yaml or in the plan.
+
+    Interrupted, it goes on where it stopped.
+    """
     from steptime import measure as measuring
     from steptime.notebook import stage_parameters
 
     root = _root()
-    values = stage_parameters(root, "measure", size)
+    if plan_file is None:
+        values = stage_parameters(root, "measure", size)
+    elif size is not None:
+        raise InputError(f"measure: --size = {size!r}: is in the plan already; leave it out")
+    else:
+        values = measuring.read_plan_file(plan_file).model_dump(mode="json")
     given = {key: value for key, value in chosen.items() if value not in (None, ())}
     values |= {key: list(value) if isinstance(value, tuple) else value for key, value in given.items()}
     if batch:

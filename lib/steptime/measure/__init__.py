@@ -3,7 +3,7 @@
 from steptime.measure.add import add_campaign
 from steptime.measure.fingerprint import fingerprints, write_fingerprints
 from steptime.measure.peak_rates import check_peaks, peaks
-from steptime.measure.plan import Case, Plan, read_plan
+from steptime.measure.plan import Case, Plan, read_plan, read_plan_file
 from steptime.measure.rounds import measure
 
 __all__ = [
@@ -15,5 +15,6 @@ __all__ = [
     "measure",
     "peaks",
     "read_plan",
+    "read_plan_file",
     "write_fingerprints",
 ]

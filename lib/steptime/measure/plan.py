@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -19,7 +20,7 @@ from pydantic import (
 from pydantic import field_validator as checks
 
 from steptime import frameworks, networks
-from steptime.core.files import validated
+from steptime.core.files import read_json, validated
 from steptime.core.network import BYTES_PER_VALUE
 
 Batches = Annotated[
@@ -173,6 +174,11 @@ class Plan(BaseModel):
 def read_plan(data: Mapping[str, Any], source: str) -> Plan:
     """The plan in a mapping, e.g. a section of params.yaml named by `source`. Raises InputError naming the key."""
     return validated(Plan, data, source)
+
+
+def read_plan_file(path: Path) -> Plan:
+    """The plan that a campaign left in its plan.json. Raises InputError naming file and key."""
+    return validated(Plan, read_json(path), path)
 
 
 def _known(names: tuple[str, ...], known: Any) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ import pandas as pd
 from steptime import frameworks, networks
 from steptime.core import statistics
 from steptime.core.campaign import Campaign, read_campaign, write_campaign
+from steptime.core.files import write_json
 from steptime.core.network import Network
 from steptime.measure.fingerprint import fingerprints, short_hash
 from steptime.measure.lock import measuring_lock
@@ -25,7 +26,7 @@ FAILURES_ALLOWED = 2
 def measure(
     plan: Plan, out: Path, partial: Path, *, fresh: bool = False, report: Callable[[str], None] = print
 ) -> Campaign:
-    """Measure the plan's cases and write the campaign into `out` (runs.csv, samples.csv), assembled at the end.
+    """Measure the plan's cases and write the campaign into `out` (runs.csv, samples.csv, plan.json), assembled at the end.
 
     Finished runs go to `partial` one by one. Started again after an interruption, or with some frameworks, some cases
     or the number of rounds changed, it keeps the runs that still hold; a complete campaign started again unchanged, or
@@ -134,6 +135,7 @@ class _Campaign:
             for case, why in self.impossible.items()
         ]
         write_campaign(campaign_of(runs, out.name), out)
+        write_json(out / "plan.json", self.plan.model_dump(mode="json"))
         count = Counter(run.row["status"] for run in runs)
         rounds = len({run.row["round"] for run in self.runs.values()})
         self.report(
