@@ -31,9 +31,11 @@ measure: env ## measure this machine again, whatever was measured before
 	dvc repro machine
 	dvc repro --force --single-item measure
 
-vintage: env ## make the old frameworks' own environments, all that can be made here
+vintage: env ## make the old frameworks' environments, all that can be made here, and measure with them
 	-steptime env create --all
 	steptime env list
+	dvc repro
+	@echo "report: data/reports/index.html"
 
 site: env ## build the report's pages, and README's figure and table, from what is there
 	dvc repro --single-item site

@@ -22,7 +22,7 @@ from steptime.core.claims import Claim, decide, read_paper, write_claims
 from steptime.core.errors import InputError
 from steptime.core.files import project_root, write_text
 from steptime.core.gap import GAP_COLUMNS, PARTS, gaps
-from steptime.core.statistics import setting_names
+from steptime.core.statistics import agreement, setting_names
 from steptime.model import cases, choosing, memory
 from steptime.model.roofline import balance, roofline
 from steptime.networks import build
@@ -51,6 +51,14 @@ def fitted(name: str) -> pd.DataFrame:
 
 folders = campaign_folders(root)
 campaigns = {name: read_campaign(path) for name, path in folders.items()}
+
+
+def machine_key(campaign: Campaign) -> set[tuple]:
+    """What must be equal for two campaigns to be of one machine, as far as they tell."""
+    runs = campaign.runs.assign(gib=(campaign.runs["memory_bytes"] / 2**30).round(), gpu=campaign.runs["gpu_model"])
+    return set(runs[["cpu_model", "gib", "cores_allowed", "gpu"]].fillna("").itertuples(index=False, name=None))
+
+
 machines = {
     name: choosing.machine_of(path, root / "data/raw/machine/machine.json" if name == "local" else None)
     for name, path in folders.items()
@@ -172,6 +180,33 @@ def won(name: str) -> pd.DataFrame:
 
 for name in measured_in:
     display(Markdown(f"**{name}**"), won(name).set_index("network"))
+
+# %% [markdown]
+# ## Does a second campaign of the same machine agree?
+#
+# For every two campaigns of one machine: of the pairs of settings that the first calls different, how many the second
+# puts in the same order.
+
+# %%
+agreements = []
+for first, a in campaigns.items():
+    for second, b in campaigns.items():
+        if first == second or machine_key(a) != machine_key(b):
+            continue
+        found = agreement(a.joined(), b.joined())
+        if found.in_both:
+            agreements.append(
+                {"first": first, "second": second, "pairs": found.pairs, "different": found.different}
+                | {"in_both": found.in_both, "agreeing": found.agreeing, "share": found.agreeing / found.in_both}
+            )
+AGREEMENT = ["first", "second", "pairs", "different", "in_both", "agreeing", "share"]
+agreed = pd.DataFrame(agreements, columns=AGREEMENT)
+save(agreed, "agreement")
+if agreed.empty:
+    display(Markdown("No two campaigns here are of one machine and share settings that differ."))
+else:
+    shown = agreed.assign(share=agreed["share"].map("{:.1%}".format)).rename(columns={"in_both": "of them in both"})
+    display(shown.set_index(["first", "second"]))
 
 # %% [markdown]
 # ## Where the time goes: phases
