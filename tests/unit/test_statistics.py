@@ -20,6 +20,7 @@ from steptime.core.statistics import (
     estimate,
     half_width,
     holm,
+    moderated,
     over_budget,
     pair_p_values,
     percentiles,
@@ -246,6 +247,35 @@ def test_equal_settings_are_told_apart_in_at_most_5_percent_of_campaigns(setting
     wrong = (pair_p_values(campaigns([1.0] * settings, rounds)) < 0.05).any(axis=-1)
     assert wrong.mean() <= 0.05 + 4 * np.sqrt(0.05 * 0.95 / wrong.size)
     assert wrong.any(), "a test that never errs at 5 % has no power"
+
+
+@pytest.mark.parametrize(("settings", "rounds"), [(8, 6), (15, 4), (15, 6)])
+def test_equal_settings_of_very_different_steadiness_are_rarely_told_apart(settings: int, rounds: int) -> None:
+    """Spreads from a log-normal distribution, 0.4 to 10 %; and a setting 20 % behind is found in most campaigns."""
+    rng = np.random.default_rng([7, settings, rounds])
+    spreads = np.exp(rng.normal(np.log(0.02), 0.8, size=(2000, 1, settings)))
+    logs = spreads * rng.normal(size=(2000, rounds, settings))
+    wrong = (pair_p_values(logs) < 0.05).any(axis=-1)
+    assert 0 < wrong.mean() <= 0.05 + 4 * np.sqrt(0.05 * 0.95 / wrong.size)
+    logs[..., 0] += 0.2
+    assert (pair_p_values(logs)[:, : settings - 1] < 0.05).mean() > 0.8
+
+
+def test_variances_lean_on_each_other_only_where_there_are_enough() -> None:
+    rng = np.random.default_rng(8)
+    even = rng.chisquare(5, size=28) / 5
+    leaning, freedom = moderated(even, np.full(28, 5))
+    assert np.ptp(leaning) < np.ptp(even) / 2
+    assert freedom.min() > 5
+    assert freedom.max() <= 5 + 3 * 5, "half of what 8 - 2 settings could lend"
+    apart = even * np.geomspace(1e-6, 1e6, 28)
+    leaning, freedom = moderated(apart, np.full(28, 5))
+    assert leaning[14:] == pytest.approx(apart[14:], rel=0.05)
+    assert freedom.max() < 5.5
+    few = np.array([1.0, 2.0, 3.0])
+    assert moderated(few, np.full(3, 5))[0].tolist() == few.tolist()
+    same = np.zeros(28)
+    assert moderated(same, np.full(28, 5))[0].tolist() == same.tolist()
 
 
 def test_uncorrected_comparisons_would_err_often() -> None:

@@ -18,7 +18,7 @@ from itertools import combinations
 
 import numpy as np
 import pandas as pd
-from scipy import stats
+from scipy import special, stats
 
 from steptime.core.errors import InputError
 
@@ -27,6 +27,8 @@ UNSEEN_ROUNDS = 2
 """The latest rounds that the stop rule never looks at; see `settled`."""
 FEWEST_LOOKED_AT = 3
 FEWEST_CALM = 2
+FEWEST_VARIANCES = 6
+"""Those of the pairs of four settings."""
 FAMILY_LEVEL = 0.05
 """The chance that a ranking calls any two equal settings different."""
 CASE = ("framework", "network", "size", "batch", "dtype", "device", "threads", "workers", "input")
@@ -175,12 +177,13 @@ def comparisons(samples: pd.DataFrame, by: str = "setting", level: float = FAMIL
     """Every pair of settings of one network under one set of conditions: `slower`, `faster`, their ratio, and whether
     they can be told apart when all pairs are asked about at once.
 
-    `samples`: columns `by`, `round`, `time_s`, from `usable`. Each pair is compared as `compare` does, on the rounds
-    that both have. `different` is Holm's step-down decision on the p-values of all pairs (Holm 1979, Scand. J. Statist.
-    6, 65): the chance of calling any two equal settings different is at most `level`, however many are equal; `p_value`
-    is adjusted accordingly. `lo`, `hi` are Bonferroni's simultaneous intervals: all of them hold at 1 - `level`. Holm's
-    decision is the sharper of the two, so a pair can be different whose interval just reaches 1. A pair with fewer than
-    two common rounds is not told apart (0, inf, p = 1). Raises InputError with fewer than two settings.
+    `samples`: columns `by`, `round`, `time_s`, from `usable`. Each pair is compared on the rounds that both have, by a
+    paired t whose variance leans on those of all pairs (`moderated`). `different` is Holm's step-down decision on the
+    p-values of all pairs (Holm 1979, Scand. J. Statist. 6, 65): the chance of calling any two equal settings different
+    is at most `level`, however many are equal; `p_value` is adjusted accordingly. `lo`, `hi` are Bonferroni's
+    simultaneous intervals: all of them hold at 1 - `level`. Holm's decision is the sharper of the two, so a pair can be
+    different whose interval just reaches 1. A pair with fewer than two common rounds is not told apart (0, inf, p = 1).
+    Raises InputError with fewer than two settings.
     """
     names, log_medians = _by_round(samples, by)
     if len(names) < 2:
@@ -190,11 +193,12 @@ def comparisons(samples: pd.DataFrame, by: str = "setting", level: float = FAMIL
     # The medians over all their rounds say which is slower where no round is common.
     apart = np.nanmean(log_medians, axis=0)
     adjusted = pair_p_values(log_medians)
+    _, errors, freedom = _paired(differences)
+    halves = np.where(freedom > 0, stats.t.ppf(1 - level / len(pairs) / 2, np.maximum(freedom, 1)) * errors, np.inf)
     rows = []
-    for (a, b), column, p_value in zip(pairs, differences.T, adjusted, strict=True):
+    for (a, b), column, half, p_value in zip(pairs, differences.T, halves, adjusted, strict=True):
         common = column[np.isfinite(column)]
         centre = float(common.mean()) if len(common) else float(apart[a] - apart[b])
-        half = float(half_width(common, 1 - level / len(pairs)))
         slower, faster = (a, b) if centre >= 0 else (b, a)
         ratio, lo, hi = np.exp([abs(centre), abs(centre) - half, abs(centre) + half])
         rows.append(
@@ -360,20 +364,65 @@ def _pair_differences(log_medians: np.ndarray) -> np.ndarray:
 
 
 def _p_values(differences: np.ndarray) -> np.ndarray:
-    """Two-sided p of Student's paired t, (..., rounds, pairs) -> (..., pairs); 1 with fewer than two common rounds.
+    """Two-sided p of the paired t, (..., rounds, pairs) -> (..., pairs); 1 with fewer than two common rounds.
 
     Differences without any spread are certain: 0, or 1 where they are all 0.
     """
+    centre, error, freedom = _paired(differences)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        p_values = 2 * stats.t.sf(np.abs(centre) / error, np.maximum(freedom, 1))
+    p_values = np.where(error > 0, p_values, np.where(centre == 0, 1.0, 0.0))
+    return np.where(freedom < 1, 1.0, p_values)
+
+
+def _paired(differences: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(..., rounds, pairs) -> mean, standard error and degrees of freedom of each pair; 0 of them: nothing is known."""
     known = np.isfinite(differences)
     count = known.sum(axis=-2)
     filled = np.where(known, differences, 0.0)
     centre = filled.sum(axis=-2) / np.maximum(count, 1)
     squares = (np.where(known, differences - centre[..., None, :], 0.0) ** 2).sum(axis=-2)
-    error = np.sqrt(squares / np.maximum(count - 1, 1) / np.maximum(count, 1))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        p_values = 2 * stats.t.sf(np.abs(centre) / error, np.maximum(count - 1, 1))
-    p_values = np.where(error > 0, p_values, np.where(centre == 0, 1.0, 0.0))
-    return np.where(count < 2, 1.0, p_values)
+    variance, freedom = moderated(squares / np.maximum(count - 1, 1), np.maximum(count - 1, 0))
+    return centre, np.sqrt(variance / np.maximum(count, 1)), freedom
+
+
+def moderated(variances: np.ndarray, freedom: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The variances of pairs of settings, leaning on each other, and their degrees of freedom, over the last axis.
+
+    Few rounds tell little about one pair's variance, but there are many pairs. Smyth's hierarchical model (2004, Stat.
+    Appl. Genet. Mol. Biol. 3, article 3, sections 4 and 6.2) takes the variances as draws of a scaled inverse
+    chi-square, whose scale and degrees of freedom follow from their logarithms; each variance is then the mean of its
+    own and that scale, weighted by their degrees of freedom, and has the sum of them. Where variances differ much,
+    little is lent. His variances are independent; pairs share their settings, so that k settings lend at most half of
+    what k - 2 independent ones could: with that the family's error stays at its level (tests/unit/test_statistics.py).
+    Fewer than FEWEST_VARIANCES that are known and above 0 are left as they are.
+    """
+    known = (variances > 0) & (freedom > 0)
+    lending = np.broadcast_to(known.sum(axis=-1, keepdims=True) >= FEWEST_VARIANCES, known.shape) & known
+    if not lending.any():
+        return variances, freedom
+    half = np.where(known, freedom, 2) / 2
+    logs = np.log(np.where(known, variances, 1.0)) - special.digamma(half) + np.log(half)
+    count = np.maximum(lending.sum(axis=-1, keepdims=True), 1)
+    mean = np.where(lending, logs, 0.0).sum(axis=-1, keepdims=True) / count
+    spread = np.where(lending, (logs - mean) ** 2, 0.0).sum(axis=-1, keepdims=True) / np.maximum(count - 1, 1)
+    excess = spread - np.where(lending, special.polygamma(1, half), 0.0).sum(axis=-1, keepdims=True) / count
+    settings = (1 + np.sqrt(1 + 8 * variances.shape[-1])) / 2
+    most = (settings - 2) / 2 * freedom.max(axis=-1, keepdims=True)
+    # No more spread than chance gives: the variances are one, and as much is lent as may be.
+    prior = np.where(excess > 0, np.minimum(2 * _trigamma_inverse(np.maximum(excess, 1e-6)), most), most)
+    scale = np.exp(mean + special.digamma(prior / 2) - np.log(prior / 2))
+    leaning = (prior * scale + freedom * variances) / (prior + freedom)
+    return np.where(lending, leaning, variances), np.where(lending, prior + freedom, freedom)
+
+
+def _trigamma_inverse(values: np.ndarray) -> np.ndarray:
+    """x with trigamma(x) = `values`, by Newton's steps on 1 / trigamma, which is convex (Smyth 2004, appendix)."""
+    found = 0.5 + 1 / values
+    for _ in range(20):
+        trigamma = special.polygamma(1, found)
+        found = found + trigamma * (1 - trigamma / values) / special.polygamma(2, found)
+    return found
 
 
 def _log_medians(samples: pd.DataFrame, unit: str) -> pd.Series:

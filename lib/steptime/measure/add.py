@@ -21,9 +21,10 @@ NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,60}")
 def add_campaign(source: Path, name: str, root: Path) -> Path:
     """Copy the campaign in `source` to data/campaigns/NAME under `root`; the new folder.
 
-    Its plan goes with it, if there is one, so that it can be measured again; its machine's peaks as machine.json, where they are known: from `source`, else what `root` measured if
-    that is the same processor and memory. Raises InputError when it is not valid, names this host, its user, their
-    home or an absolute path, or when the name is taken or not of lower-case letters, digits and hyphens (61 at most).
+    Its plan goes with it, if there is one, so that it can be measured again, and its machine's peaks as machine.json,
+    where they are known: from `source`, else what `root` measured if that is the same processor and memory. Raises
+    InputError when it is not valid, names this host, its user, their home or an absolute path, or when the name is
+    taken or not of lower-case letters, digits and hyphens (61 at most).
     """
     if not NAME.fullmatch(name):
         raise InputError(f"campaign name {name!r}: use lower-case letters, digits and hyphens, a letter or digit first")

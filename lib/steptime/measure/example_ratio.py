@@ -91,7 +91,8 @@ def _caffe_time_ratio(setting: str, example: Path, example_first: int) -> float:
 
 
 def _caffe_time_s(example: Path) -> float:
-    command = [environment_folder("caffe") / "bin/caffe", "time", f"-model={example}", f"-iterations={BLOCKS * STEPS}"]
+    caffe = str(environment_folder("caffe") / "bin/caffe")
+    command = [caffe, "time", f"-model={example}", f"-iterations={BLOCKS * STEPS}"]
     variables = {"OPENBLAS_NUM_THREADS": "1", "GLOG_minloglevel": "0", "GLOG_logtostderr": "1"}
     done = subprocess.run(
         command, env=os.environ | ENVIRONMENTS["caffe"].variables() | variables, capture_output=True, text=True

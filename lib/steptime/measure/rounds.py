@@ -26,7 +26,8 @@ FAILURES_ALLOWED = 2
 def measure(
     plan: Plan, out: Path, partial: Path, *, fresh: bool = False, report: Callable[[str], None] = print
 ) -> Campaign:
-    """Measure the plan's cases and write the campaign into `out` (runs.csv, samples.csv, plan.json), assembled at the end.
+    """Measure the plan's cases and write the campaign (runs.csv, samples.csv, plan.json) into `out`, assembled at the
+    end.
 
     Finished runs go to `partial` one by one. Started again after an interruption, or with some frameworks, some cases
     or the number of rounds changed, it keeps the runs that still hold; a complete campaign started again unchanged, or
