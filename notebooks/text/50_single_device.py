@@ -82,6 +82,7 @@ for name, table in (("cases", every), ("phases", phases), ("not_run", missing), 
 main = cases.main_conditions(every)
 KEY = ["campaign", *cases.CASE]
 main_standing = main.merge(standing, on=["campaign", *cases.CONDITIONS, "setting"])
+save(main_standing[[*KEY, "setting", "median_s", "ratio", "lo", "hi", "standing"]], "main_standings")
 measured_in = sorted(main["campaign"].unique(), key=lambda name: (name == "local", name))
 
 # %% [markdown]
@@ -111,7 +112,8 @@ def matrix(name: str) -> tuple[pd.DataFrame, list[str]]:
         .itertuples(index=False, name=None)
     )  # fmt: skip
     times = {(row.setting, row.network): row.median_s for row in own.itertuples()}
-    why = {(row.setting, row.network): str(row.reason) for row in gone[::-1].itertuples()}
+    # What the adapter said, without the command and the type of its exception.
+    why = {(row.setting, row.network): str(row.reason).split("Error: ", 1)[-1] for row in gone[::-1].itertuples()}
     forward = phases[(phases["campaign"] == name) & (phases["phase"] == "forward")]
     only = {
         (row.setting, row.network): row.time_s
@@ -337,7 +339,7 @@ for name in measured_in:
     times = own[["step_s", "layers_s", "gap_s", *EVENTS]].map(lambda seconds: f"{1e3 * seconds:.3g}")
     times.columns = [f"{column.removesuffix('_s')}, ms" for column in times.columns]
     shown = pd.concat([own[["network", "setting", "profile"]], times], axis=1)
-    shown["of the gap named"] = own["attributed_share"].map("{:.0%}".format)
+    shown["of the gap named"] = own["attributed_share"].map(lambda share: f"{share:.0%}" if share > 0 else "none")
     every_gap = gap[gap["campaign"] == name]
     enough = int((every_gap["attributed_share"] >= 0.8).sum())
     display(Markdown(f"**{name}**"), shown.set_index(["network", "setting"]))

@@ -18,7 +18,7 @@ from steptime.core.errors import InputError
 from steptime.core.files import project_root, write_json, write_text
 from steptime.core.step import SCHEDULES
 from steptime.notebook import out_folder
-from steptime.report import figures, style
+from steptime.report import figures, panels, style
 
 root = project_root()
 folder = out_folder(out, "summary")
@@ -36,7 +36,7 @@ def read(stage: str, name: str) -> pd.DataFrame:
 
 
 steps, phases, comparisons = (read("fit", name) for name in ("steps", "phases", "comparisons"))
-answers_to, FEW_FRAMEWORKS = read("choosing", "answers"), 4
+answers_to, standing, FEW_FRAMEWORKS = read("choosing", "answers"), read("single_device", "main_standings"), 4
 speed_up, published_steps, rule = (read("predict", name) for name in ("speed_up", "published_steps", "merging"))
 asked = speed_up[(speed_up["link"] == link) & (speed_up["workers"] == workers)]
 if len(speed_up) and asked.empty:
@@ -214,20 +214,14 @@ def readable(table: pd.DataFrame) -> pd.DataFrame:
     return shown.rename(columns={name: f"{name[:-2]}, ms" for name in table.columns if name.endswith("_s")})
 
 
-def drawn(campaign: str) -> pd.DataFrame:
-    """The step times that the campaign's figure shows: all, or of many settings the fastest of each network."""
-    if not has_many(campaign):
-        return part_of(steps, campaign)
-    own = answers_to[answers_to["campaign"] == campaign]
-    return own.assign(framework=own["fastest"], network=own["network"] + ", " + own["fastest"])
-
-
 def draw(campaigns: list[str], title: str) -> Figure:
-    """Step times of the campaigns' main settings."""
-    parts = [drawn(campaign) for campaign in campaigns]
+    """Step times of the campaigns' main settings; of many settings, how they stand to the fastest of each network."""
+    many = any(has_many(campaign) for campaign in campaigns)
+    parts = [standing[standing["campaign"] == name] if many else part_of(steps, name) for name in campaigns]
     if len(campaigns) > 1:
         parts = [part.assign(network=part["network"] + ", " + part["campaign"]) for part in parts]
-    return figures.step_times(pd.concat(parts), title)
+    table = pd.concat(parts)
+    return panels.standings(table, title) if many else figures.step_times(table, title)
 
 
 def draw_speed_up(campaign: str) -> Figure:
@@ -291,11 +285,14 @@ display(Markdown("\n".join(f"{place}. {answer['text']}" for place, answer in enu
 
 # %%
 headline = None
-CAPTION = "Median step with its 95 % interval over processes, measured"
+STEPS = "Median step with its 95 % interval over processes, measured"
+STANDINGS = "Step time over that of the fastest setting of each network (its time beside it), measured ({})."
 if any(has_many(campaign) for campaign in committed):
-    CAPTION += ", of the fastest setting of each network ({})."
+    CAPTION = STANDINGS
 else:
-    CAPTION += f"; speed-up of the framework with the smaller median over {link}, merged gradients, modelled ({{}})."
+    CAPTION = (
+        STEPS + f"; speed-up of the framework with the smaller median over {link}, merged gradients, modelled ({{}})."
+    )
 if committed:
     figure = draw(committed, "Time of one training step, measured")
     style.save(figure, folder / "figures/headline.svg")
@@ -337,7 +334,7 @@ if "local" in set(steps.loc[steps["input"] == "sequential", "campaign"]):
         {
             "answers": told,
             "figure": "local.svg",
-            "caption": f"Median step with its 95 % interval over processes, measured ({where('local')}).",
+            "caption": (STANDINGS if has_many("local") else STEPS + " ({}).").format(where("local")),
             "columns": list(table.columns),
             "table": table.astype(object).where(table.notna(), None).to_dict("records"),
         },
