@@ -12,9 +12,18 @@ import pytest
 
 from steptime.core.campaign import RUNS, SAMPLES, Campaign, as_table, read_campaign, write_campaign
 from steptime.core.errors import InputError
+from steptime.core.files import write_json
 from steptime.frameworks import SETTINGS
-from steptime.measure import add_campaign, fingerprints, lock, peaks, provenance, write_fingerprints
-from steptime.measure.plan import Plan
+from steptime.measure import (
+    Plan,
+    add_campaign,
+    fingerprints,
+    lock,
+    peaks,
+    provenance,
+    read_plan_file,
+    write_fingerprints,
+)
 from steptime.measure.run import Visit, base_row
 
 
@@ -231,3 +240,14 @@ def test_an_invalid_campaign_is_not_added(recorded: Path, tmp_path: Path) -> Non
     with pytest.raises(InputError, match="line 3: 1 fields"):
         add_campaign(recorded, "lab", tmp_path)
     assert not (tmp_path / "data").exists()
+
+
+def test_a_campaign_s_plan_goes_with_it_and_measures_the_same_again(recorded: Path, tmp_path: Path) -> None:
+    plan = Plan(networks=("mlp",), batch={"mlp": (8, 16)}, rounds=2)
+    write_json(recorded / "plan.json", plan.model_dump(mode="json"))
+    target = add_campaign(recorded, "lab-plan", tmp_path)
+    assert read_plan_file(target / "plan.json") == plan
+    (recorded / "plan.json").write_text('{"rounds": "many"}')
+    with pytest.raises(InputError, match=r"plan\.json: rounds = 'many'"):
+        add_campaign(recorded, "lab-other", tmp_path)
+    assert not (tmp_path / "data/campaigns/lab-other").exists()
