@@ -198,7 +198,7 @@ def _step_times(campaign: Any) -> Any:
 @cli.command()
 @click.argument("network")
 @click.option("--framework", default="torch", show_default=True, help="Framework whose layer profile is taken.")
-@click.option("--campaign", "name", help="Campaign that it was measured in [local, else the first committed one].")
+@click.option("--campaign", "name", help="Campaign to take it from [the one that has NETWORK in the most settings].")
 @click.option("--link", "link_name", default="10gbe", show_default=True, help="Link of data/machines/links.")
 @click.option(
     "--workers",
@@ -223,24 +223,18 @@ def predict(
 ) -> None:
     """Predict the step time of NETWORK on many workers from its measured layer profile."""
     from steptime import networks
-    from steptime.core.campaign import read_campaign
     from steptime.core.machine import read_link
     from steptime.core.statistics import estimate, usable
     from steptime.core.step import SCHEDULES, Schedule
     from steptime.model.fitting import find_case, layer_profile
     from steptime.model.step import predict_step, predict_table
-    from steptime.notebook import campaign_folders
 
     root = _root()
     networks.build(network)  # an unknown name is refused by what knows the names
     link = read_link(root / "data/machines/links", link_name)
     chosen = [Schedule(schedule, prefetch) for schedule in schedules or SCHEDULES]
-    folders = campaign_folders(root)
-    name = next(iter(folders), "local") if name is None else name
-    if name not in folders:
-        known = ", ".join(folders) or "none; measure with steptime run measure"
-        raise InputError(f"predict: --campaign = {name!r}: there is no such campaign; known: {known}")
-    campaign = read_campaign(folders[name])
+    campaign, _, _ = _recorded("predict", name, network)
+    name = campaign.name
     case_id = find_case(campaign, network, framework)
     (size,) = campaign.runs.loc[campaign.runs["case_id"] == case_id, "size"].unique()
     profile = layer_profile(campaign, networks.build(network, size=size), case_id)
@@ -268,13 +262,15 @@ def predict(
 
 @cli.command()
 @click.argument("network")
-@click.option("--campaign", "name", help="Campaign to ask [local, else the first committed one].")
+@click.option("--campaign", "name", help="Campaign to ask [the one that has NETWORK in the most settings].")
 @click.option("--batch", type=int, help="Batch [the one that most settings ran].")
 def choose(network: str, name: str | None, batch: int | None) -> None:
     """Which framework for NETWORK: the fastest setting, by how much, tied with which, and what limits it."""
+    from steptime.core.parity import comparable
     from steptime.model import choosing
 
-    campaign, machine = _recorded("choose", name)
+    campaign, folder, machine = _recorded("choose", name, network)
+    campaign = comparable(campaign, folder)
     choice, best = choosing.choose(campaign, network, machine, batch)
     click.echo(f"{choosing.conditions_words(choice.conditions)}; campaign {campaign.name}, measured")
     for line in choosing.answer_lines(choice):
@@ -290,7 +286,7 @@ def choose(network: str, name: str | None, batch: int | None) -> None:
 @click.argument("network")
 @click.option("--framework", default="torch", show_default=True, help="Setting whose memory is predicted.")
 @click.option("--memory", "memory_gib", type=float, required=True, help="Memory that it must fit in, GiB.")
-@click.option("--campaign", "name", help="Campaign to learn from [local, else the first committed one].")
+@click.option("--campaign", "name", help="Campaign to learn from [the one that has NETWORK in the most settings].")
 @click.option("--size", default="quick", show_default=True, help="quick or full network.")
 def fits(network: str, framework: str, memory_gib: float, name: str | None, size: str) -> None:
     """The largest batch of NETWORK whose training step fits, modelled from measured peaks of memory."""
@@ -300,7 +296,7 @@ def fits(network: str, framework: str, memory_gib: float, name: str | None, size
     described = memory.described_bytes(networks.build(network, size=size))
     if not 0 < memory_gib < 1e6:
         raise InputError(f"fits: --memory = {memory_gib}: must be above 0 and below 1e6, in GiB")
-    campaign, _ = _recorded("fits", name)
+    campaign, _, _ = _recorded("fits", name, network)
     fit, error, largest = memory.fit_setting(campaign, framework)
     batch = memory.largest_batch(fit, described, memory_gib * 2**30)
     one = fit.predict(described.at(1)) / 2**20
@@ -317,20 +313,30 @@ def fits(network: str, framework: str, memory_gib: float, name: str | None, size
     click.echo(f"  {worst}{told}; largest batch measured {largest}")
 
 
-def _recorded(command: str, name: str | None) -> tuple[Any, Any]:
-    """The campaign asked for (None: this machine's, else the first committed one) and its machine's peaks, or None."""
-    from steptime.core.campaign import read_campaign
+def _recorded(command: str, name: str | None, network: str) -> tuple[Any, Path, Any]:
+    """A campaign, its folder, and its machine's peaks, or None.
+
+    The one asked for, else the one that has the network in the most settings; this machine's own where that is equal.
+    """
+    from steptime.core.campaign import RUNS, read_campaign, read_table
     from steptime.model.choosing import machine_of
     from steptime.notebook import campaign_folders
 
     root = _root()
     folders = campaign_folders(root)
-    name = next(iter(folders), "local") if name is None else name
+    if name is None:
+
+        def breadth(name: str) -> tuple[int, int, bool]:
+            runs = read_table(folders[name] / "runs.csv", RUNS).query("status == 'finished'")
+            settings = runs.loc[runs["network"] == network, ["framework", "dtype"]].drop_duplicates()
+            return len(settings), runs["network"].nunique(), name == "local"
+
+        name = max(folders, key=breadth, default="local")
     if name not in folders:
         known = ", ".join(folders) or "none; measure with steptime run measure"
         raise InputError(f"{command}: --campaign = {name!r}: there is no such campaign; known: {known}")
     own = root / "data/raw/machine/machine.json" if name == "local" else None
-    return read_campaign(folders[name]), machine_of(folders[name], own)
+    return read_campaign(folders[name]), folders[name], machine_of(folders[name], own)
 
 
 def _tables(command: Callable[..., None]) -> Callable[..., None]:

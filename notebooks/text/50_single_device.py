@@ -22,6 +22,7 @@ from steptime.core.claims import Claim, decide, read_paper, write_claims
 from steptime.core.errors import InputError
 from steptime.core.files import project_root, write_text
 from steptime.core.gap import GAP_COLUMNS, PARTS, gaps
+from steptime.core.parity import comparable, read_parity
 from steptime.core.statistics import agreement, setting_names
 from steptime.model import cases, choosing, memory
 from steptime.model.roofline import balance, roofline
@@ -76,7 +77,9 @@ def stacked_rows(make: object, columns: list[str]) -> pd.DataFrame:
 every = stacked_rows(cases.case_table, cases.CASE_COLUMNS)
 phases = stacked_rows(cases.phase_table, cases.PHASE_COLUMNS)
 missing = stacked_rows(cases.not_run_table, cases.NOT_RUN_COLUMNS)
-standing = stacked_rows(choosing.standings, choosing.STANDING_COLUMNS)
+standing = stacked_rows(
+    lambda campaign: choosing.standings(comparable(campaign, folders[campaign.name])), choosing.STANDING_COLUMNS
+)
 for name, table in (("cases", every), ("phases", phases), ("not_run", missing), ("standings", standing)):
     save(table, name)
 main = cases.main_conditions(every)
@@ -90,22 +93,15 @@ measured_in = sorted(main["campaign"].unique(), key=lambda name: (name == "local
 #
 # Milliseconds of a step under the conditions compared below; where there is none, a number that the list below the
 # table explains. Parity (the same outputs and gradients as eager torch from the same weights) comes before speed: a
-# pair that fails it is marked ✗.
+# pair that fails it is marked ✗ and is in no ranking.
 
 # %%
-
-
-def parity_of(name: str) -> pd.DataFrame:
-    """The campaign's parity table; without rows where it was not recorded."""
-    path = folders[name] / "parity.csv"
-    columns = ["framework", "network", "dtype", "verdict", "reason"]
-    return pd.read_csv(path).reindex(columns=columns) if path.is_file() else pd.DataFrame(columns=columns)
 
 
 def matrix(name: str) -> tuple[pd.DataFrame, list[str]]:
     """What runs where in a campaign: cells of text, settings down, networks across, and the reasons."""
     own, gone = main[main["campaign"] == name], missing[missing["campaign"] == name]
-    parity = parity_of(name)
+    parity = read_parity(folders[name])
     parity["setting"] = setting_names(parity)
     failed = set(
         parity.loc[parity["verdict"].isin(["differs", "failed"]), ["setting", "network"]]
@@ -136,11 +132,49 @@ def matrix(name: str) -> tuple[pd.DataFrame, list[str]]:
 
 for name in measured_in:
     table, reasons = matrix(name)
-    parity = parity_of(name)
+    parity = read_parity(folders[name])
     told = parity["verdict"].value_counts().sort_index().to_dict()
     said = "; ".join(f"{count} {verdict}" for verdict, count in told.items()) or "not recorded with this campaign"
     display(Markdown(f"**{name}**, step in ms. Parity: {said}."), table)
     display(Markdown("\n".join(f"{place}. {reason}" for place, reason in enumerate(reasons, start=1))))
+
+# %% [markdown]
+# ## Parity of all networks
+#
+# Every setting on every network of the study, in small variants that have each kind of layer: the largest distance
+# ‖a − b‖ / ‖b‖ of a gradient from eager torch's in float32 (of the outputs where there is no training), at the same
+# weights and batch, dropout off. ✗: beyond the tolerance of its dtype. The loss fell in training wherever a distance
+# stands alone.
+
+# %%
+
+
+def parity_matrix(parity: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    """The parity table as cells of text, settings down, networks across, and the reasons that they number."""
+    told = parity["reason"].fillna("").str.split("Error: ", n=1).str[-1]
+    said = parity["verdict"] + ": " + told
+    numbered = parity["verdict"].ne("agrees")
+    reasons = list(dict.fromkeys(said[numbered]))
+    distance = parity["worst_gradient"].fillna(parity["worst_output"])
+    cells = []
+    for place, row in parity.iterrows():
+        shown = f"{distance[place]:.0e}" if pd.notna(distance[place]) else ""
+        if row["verdict"] != "agrees":
+            mark = " ✗" if row["verdict"] in ("differs", "failed") else ""
+            shown = f"{shown}{mark} ({reasons.index(said[place]) + 1})".strip()
+        elif row["loss_falls"] is False:
+            shown += ", loss did not fall"
+        cells.append(shown)
+    table = parity.assign(cell=cells, setting=setting_names(parity))
+    return table.pivot(index="setting", columns="network", values="cell"), reasons
+
+
+for name in measured_in:
+    parity = read_parity(folders[name])
+    if len(parity):
+        table, reasons = parity_matrix(parity)
+        display(Markdown(f"**{name}**"), table)
+        display(Markdown("\n".join(f"{place}. {reason}" for place, reason in enumerate(reasons, start=1))))
 
 # %% [markdown]
 # ## Which setting wins

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pandera.pandas as pa
 
 from steptime import frameworks, networks
 from steptime.core.campaign import as_table
 from steptime.core.errors import InputError
 from steptime.core.files import write_text
 from steptime.core.network import Network
+from steptime.core.parity import PARITY
 from steptime.frameworks.environments import ENVIRONMENTS
 from steptime.networks.costs import matrix_products
 
@@ -33,7 +33,8 @@ TIMEOUT_S = 900.0
 SMALL: dict[str, dict[str, Any]] = {
     "mlp": {"width": 0.25},
     "lenet": {"width": 0.5, "image": 20},
-    "alexnet": {"width": 0.125},
+    # 24 and 64 channels under its normalisation: kernels for multiples of 8 are not those of other numbers.
+    "alexnet": {"width": 0.25},
     "googlenet": {"width": 0.25, "depth": 1},
     "resnet50": {"width": 0.25, "depth": 1},
     "vgg16": {"width": 0.125, "depth": 2},
@@ -92,39 +93,6 @@ def tolerance_of(dtype: str, kind: str, network: Network) -> Tolerance:
         normalised = any(layer.kind == "batch_norm" for layer in network.layers)
         kind = "with batch norm" if normalised else "without batch norm"
     return TOLERANCES[dtype, kind]
-
-
-VERDICTS = ("agrees", "differs", "not expressible", "not installed", "failed")
-_TEXT, _MAYBE_TEXT = pa.Column(str), pa.Column(str, nullable=True)
-_MAYBE, _MAYBE_BOOL = pa.Column(float, nullable=True), pa.Column("boolean", nullable=True)
-PARITY = pa.DataFrameSchema(
-    {
-        "framework": _TEXT,
-        "framework_version": _MAYBE_TEXT,
-        "network": _TEXT,
-        "variant": _MAYBE_TEXT,
-        "dtype": _TEXT,
-        "parameters": pa.Column("Int64", pa.Check.ge(0), nullable=True),
-        "parameters_agree": _MAYBE_BOOL,
-        "shapes_agree": _MAYBE_BOOL,
-        "flops_agree": _MAYBE_BOOL,
-        "seed": pa.Column("Int64", pa.Check.ge(0), nullable=True),
-        "worst_output": _MAYBE,
-        "worst_gradient": _MAYBE,
-        "worst_tensor": _MAYBE_TEXT,
-        "whole_gradient": _MAYBE,
-        "output_tolerance": _MAYBE,
-        "gradient_tolerance": _MAYBE,
-        "gradient_rule": pa.Column(str, pa.Check.isin(["each tensor", "all as one"]), nullable=True),
-        "loss_first": _MAYBE,
-        "loss_last": _MAYBE,
-        "loss_falls": _MAYBE_BOOL,
-        "verdict": pa.Column(str, pa.Check.isin(VERDICTS)),
-        "reason": _MAYBE_TEXT,
-    },
-    strict=True,
-    ordered=True,
-)
 
 
 def parity(

@@ -97,7 +97,7 @@ def profile_cases(campaign: Campaign) -> pd.DataFrame:
 
 
 def find_case(campaign: Campaign, network: str, framework: str) -> str:
-    """The case_id of the campaign's profile of `network` in `framework`; several: the first by name.
+    """The case_id of the campaign's profile of `network` in `framework`; several: float32, then the first by name.
 
     Raises InputError naming what the campaign has.
     """
@@ -107,7 +107,7 @@ def find_case(campaign: Campaign, network: str, framework: str) -> str:
         pairs = sorted(set(zip(cases["framework"], cases["network"], strict=True)))
         known = ", ".join(f"{name} {net}" for name, net in pairs) or "no layer timings at all"
         raise InputError(f"campaign {campaign.name}: {framework} {network}: has no layer timings; it has {known}")
-    return str(found["case_id"].iloc[0])
+    return str(found.assign(other=found["dtype"] != "float32").sort_values(["other", "case_id"])["case_id"].iloc[0])
 
 
 def profile_from_table(

@@ -164,6 +164,8 @@ class Trainer(object):
         self._drops = any(layer["kind"] == "dropout" for layer in network["layers"])
         self._learning_rate = learning_rate
         if mode == "compile":
+            # A child may build one network after the other; what was compiled for the last one counts against this one.
+            torch._dynamo.reset()
             self._run = torch.compile(self._forward, dynamic=False, fullgraph=True)
         else:
             self._run = self._forward

@@ -31,6 +31,7 @@ tf.compat.v1.logging.set_verbosity(tf.compat.v1.logging.ERROR)
 CHANNELS_LAST = True
 
 MULTIPLYING = ("Conv2D", "MatMul")
+UNCOUNTED = ("BatchMatMul", "BatchMatMulV2", "BlockLSTM")
 """The operations whose own counts flops() sums."""
 
 
@@ -394,10 +395,17 @@ class Trainer(object):
         return arrays
 
     def flops(self, images, labels):
-        """Forward only, by the counts that tf.profiler sums: those of backward operations do not cover them all."""
+        """Forward only, by the counts that tf.profiler sums: those of backward operations do not cover them all.
+
+        None where products hide in operations that it does not count.
+        """
         total = 0
         for op in self._graph.get_operations():
-            if op.type in MULTIPLYING and op.name.startswith("layer_") and op.name.split("/")[1] == "forward":
+            if not op.name.startswith("layer_") or op.name.split("/")[1] != "forward":
+                continue
+            if op.type in UNCOUNTED:
+                return {"forward": None, "backward": None}
+            if op.type in MULTIPLYING:
                 total += int(ops.get_stats_for_node_def(self._graph, op.node_def, "flops").value or 0)
         return {"forward": total // self._batch, "backward": None}
 
