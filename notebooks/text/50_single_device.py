@@ -22,7 +22,7 @@ from steptime.core.claims import Claim, decide, read_paper, write_claims
 from steptime.core.errors import InputError
 from steptime.core.files import project_root, write_text
 from steptime.core.gap import GAP_COLUMNS, PARTS, gaps
-from steptime.core.parity import comparable, read_parity
+from steptime.core.parity import comparable, overfull, read_parity
 from steptime.core.statistics import agreement, setting_names
 from steptime.model import cases, choosing, memory
 from steptime.model.roofline import balance, roofline
@@ -83,6 +83,7 @@ standing = stacked_rows(
 for name, table in (("cases", every), ("phases", phases), ("not_run", missing), ("standings", standing)):
     save(table, name)
 main = cases.main_conditions(every)
+too_busy = set().union(*(overfull(campaign) for campaign in campaigns.values()))
 KEY = ["campaign", *cases.CASE]
 main_standing = main.merge(standing, on=["campaign", *cases.CONDITIONS, "setting"])
 save(main_standing[[*KEY, "setting", "median_s", "ratio", "lo", "hi", "standing"]], "main_standings")
@@ -93,7 +94,8 @@ measured_in = sorted(main["campaign"].unique(), key=lambda name: (name == "local
 #
 # Milliseconds of a step under the conditions compared below; where there is none, a number that the list below the
 # table explains. Parity (the same outputs and gradients as eager torch from the same weights) comes before speed: a
-# pair that fails it is marked ✗ and is in no ranking.
+# pair that fails it is
+# marked ✗ and is in no ranking; nor is a setting that kept more cores busy than its threads (* with how many).
 
 # %%
 
@@ -119,9 +121,12 @@ def matrix(name: str) -> tuple[pd.DataFrame, list[str]]:
     settings = sorted({pair[0] for pair in [*times, *only, *why]})
     networks = sorted({pair[1] for pair in [*times, *only, *why]})
 
+    greedy = {(row.setting, row.network): row.cpu_share for row in own.itertuples() if row.case_id in too_busy}
+
     def cell(pair: tuple[str, str]) -> str:
         if pair in times:
-            return f"{1e3 * times[pair]:.3g}" + (" ✗" if pair in failed else "")
+            cores = f" * {greedy[pair]:.2g} cores" if pair in greedy else ""
+            return f"{1e3 * times[pair]:.3g}" + (" ✗" if pair in failed else "") + cores
         if pair in only:
             return f"forward only {1e3 * only[pair]:.3g}"
         return f"({reasons.index(why[pair]) + 1})" if pair in why else "not planned"
@@ -180,7 +185,8 @@ for name in measured_in:
 # ## Which setting wins
 #
 # Each setting against the fastest of its network, paired by round. The level is corrected for the number of
-# comparisons; what cannot be told from the fastest is tied with it. The interval is that of the ratio.
+# comparisons (Holm); what cannot be told from the fastest is tied with it. The intervals hold all at once, which is
+# more than that decision needs: a setting can be told apart whose interval just reaches 1.
 
 # %%
 for name in measured_in:
@@ -407,7 +413,11 @@ save(reached[ROOFLINE], "roofline")
 for name in measured_in:
     own = reached[reached["campaign"] == name]
     if own.empty:
-        display(Markdown(f"**{name}**: the peaks of its machine are not recorded with it, so it has no roofline."))
+        timed = name in set(layer_times["campaign"])
+        lacks = (
+            "the peaks of its machine, at its threads, are not recorded with it" if timed else "no layers were timed"
+        )
+        display(Markdown(f"**{name}**: {lacks}, so it has no roofline."))
         continue
     machine = machines[name]
     own = own.assign(group=own["kind"].map(cases.group_of)).sort_values("setting", kind="stable")

@@ -105,6 +105,8 @@ def per_doubling(own: pd.DataFrame) -> float | None:
     return float(pd.Series(factors).median()) if factors else None
 
 
+if both.empty:
+    display(Markdown("No campaign has a case on both: nothing is measured here yet."))
 for name, own in both[both["input"] == "sequential"].groupby("campaign"):
     labels = ("samples a batch", "speed-up over the processor")
     figure = panels.scaling(own, "batch", "speed_up", labels, f"GPU over processor, measured ({name})")

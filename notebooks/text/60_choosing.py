@@ -61,7 +61,8 @@ LIMIT_COLOURS = {"input": "io", "arithmetic": "kind_convolution", "memory": "kin
 def row(choice: choosing.Choice) -> dict:
     """A choice as a row of the page's table."""
     shares = pd.Series(choice.limits, dtype=float)
-    largest = f"{shares.idxmax()} {shares.max():.0%}" if len(shares) else "peaks not recorded"
+    unknown = "peaks are of float32" if choice.fastest.endswith("bfloat16") else "peaks not recorded"
+    largest = f"{shares.idxmax()} {shares.max():.0%}" if len(shares) else unknown
     after = f"{choice.next_name}, {choice.next_ratio:.3g} ({choice.next_lo:.3g} to {choice.next_hi:.3g})"
     return {
         "network": choice.conditions["network"],

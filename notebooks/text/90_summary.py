@@ -86,20 +86,14 @@ def has_many(campaign: str) -> bool:
 def which_setting(campaign: str) -> str:
     """Which of many settings is fastest, alone or tied, on which networks."""
     own = answers_to[answers_to["campaign"] == campaign]
-    ahead: dict[str, list[str]] = {}
-    for row in own.itertuples():
-        tied = [] if pd.isna(row.tied) else str(row.tied).split(", ")
-        for name in [row.fastest, *tied]:
-            ahead.setdefault(name, []).append(row.network)
-    said = [
-        f"{name} on {', '.join(networks)}" for name, networks in sorted(ahead.items(), key=lambda item: -len(item[1]))
-    ]
+    ahead = own.groupby("fastest", sort=False)["network"].agg(", ".join)
+    said = "; ".join(f"{name} on {networks}" for name, networks in ahead.items())
     apart = own["next_ratio"].dropna()
-    further = f"; the next takes {span(apart, '{:.2f}')} times as long" if len(apart) else ""
-    settings = part_of(steps, campaign)["framework"].nunique()
+    further = f" The next that can be told apart takes {span(apart, '{:.2f}')} times as long." if len(apart) else ""
+    settings = standing.loc[standing["campaign"] == campaign, "setting"].nunique()
     return (
-        f"Of {settings} settings the fastest, or tied with it, are {'; '.join(said)}{further} ({where(campaign)}; "
-        "measured, paired by round, corrected for the number of comparisons)."
+        f"Of {settings} settings the fastest is {said}; the table names those tied with it.{further} "
+        f"({where(campaign)}; measured, paired by round, corrected for the number of comparisons)."
     )
 
 

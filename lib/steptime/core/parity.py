@@ -8,6 +8,8 @@ import pandera.pandas as pa
 from steptime.core.campaign import Campaign, as_table, read_table
 
 VERDICTS = ("agrees", "differs", "not expressible", "not installed", "failed")
+MOST_BUSY = 1.25
+"""Busy cores for each core given, above which a case did not keep to its threads."""
 _TEXT, _MAYBE_TEXT = pa.Column(str), pa.Column(str, nullable=True)
 _MAYBE, _MAYBE_BOOL = pa.Column(float, nullable=True), pa.Column("boolean", nullable=True)
 PARITY = pa.DataFrameSchema(
@@ -46,12 +48,29 @@ def read_parity(folder: Path) -> pd.DataFrame:
     return read_table(path, PARITY) if path.is_file() else as_table([], PARITY)
 
 
+def busy_cores(campaign: Campaign) -> pd.Series:
+    """Processor seconds a second of step, the median over each case's timed steps, by case_id."""
+    steps = campaign.joined().query("phase == 'step' and not is_warmup").dropna(subset="cpu_s")
+    return (steps["cpu_s"] / steps["time_s"]).groupby(steps["case_id"]).median()
+
+
+def overfull(campaign: Campaign) -> set[str]:
+    """case_ids that kept more cores busy than they were given: their framework did not keep to its threads."""
+    cases = campaign.runs.drop_duplicates("case_id").set_index("case_id")
+    given = cases["threads"] + (cases["input"] == "prefetch")
+    busy = busy_cores(campaign)
+    return set(busy.index[busy > MOST_BUSY * given.reindex(busy.index)])
+
+
 def comparable(campaign: Campaign, folder: Path) -> Campaign:
-    """The campaign without the cases that must not be compared: their setting computes another thing, or failed to."""
+    """The campaign without the cases that must not be compared: their setting computes another thing or failed to, or
+    it took more cores than it was given.
+    """
     parity = read_parity(folder)
     failed = parity.loc[parity["verdict"].isin(["differs", "failed"]), ["framework", "network", "dtype"]]
     pairs = set(failed.itertuples(index=False, name=None))
     runs = campaign.runs
     kept = [pair not in pairs for pair in zip(runs["framework"], runs["network"], runs["dtype"], strict=True)]
     runs = runs[kept]
+    runs = runs[~runs["case_id"].isin(overfull(campaign))]
     return Campaign(campaign.name, runs, campaign.samples[campaign.samples["run_id"].isin(runs["run_id"])])

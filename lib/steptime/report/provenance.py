@@ -92,8 +92,12 @@ class Recorded:
         """One row a case that did not run or failed, with the reason."""
         runs = self.campaign.runs
         missing = runs[runs["status"] != "finished"]
+        # What the adapter said, without the command and the type of its exception.
+        missing = missing.assign(reason=missing["reason"].str.split("Error: ", n=1).str[-1])
         table = missing[[*CASE, "status", "reason"]].drop_duplicates().sort_values(list(CASE), kind="stable")
-        return table.drop(columns=[name for name, _ in self.common()]).replace({"status": {"not_run": "not run"}})
+        return table.drop(columns=[name for name, _ in self.common()]).replace(
+            {"status": {"not_run": "not run", "out_of_memory": "out of memory"}}
+        )
 
 
 def recorded(root: Path) -> list[Recorded]:

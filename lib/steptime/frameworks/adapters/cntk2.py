@@ -1,6 +1,7 @@
 """CNTK 2: one graph of `cntk` operations, trained by its Trainer with its SGD learner. See adapters/__init__.py.
 
-Threads: MKL-ML uses OMP_NUM_THREADS, CNTK's own loops what `set_max_num_cputhreads` says; both are the setting's.
+Threads: MKL-ML uses OMP_NUM_THREADS, CNTK's own loops what `set_max_num_cputhreads` says; both are the setting's. Its
+OpenMP starts one more all the same, which spins through the whole step: OMP_THREAD_LIMIT keeps it from that.
 
 Its MKL of 2018 runs generic kernels on processors that are not Intel's: convolutions a third as fast on an AMD EPYC.
 There its AVX2 kernels are asked for, as the papers' Intel processors got, unless MKL_DEBUG_CPU_TYPE is set already.
@@ -21,7 +22,8 @@ def asks_for_avx2():
     return "GenuineIntel" not in about and " avx2 " in about
 
 
-# Read by MKL when it is first used.
+# Read by OpenMP and MKL when they are first used.
+os.environ["OMP_THREAD_LIMIT"] = os.environ.get("OMP_NUM_THREADS", "1")
 if asks_for_avx2():
     os.environ.setdefault("MKL_DEBUG_CPU_TYPE", "5")
 
