@@ -89,7 +89,7 @@ def which_setting(campaign: str) -> str:
     ahead = own.groupby("fastest", sort=False)["network"].agg(", ".join)
     said = "; ".join(f"{name} on {networks}" for name, networks in ahead.items())
     apart = own["next_ratio"].dropna()
-    further = f" The next that can be told apart takes {span(apart, '{:.2f}')} times as long." if len(apart) else ""
+    further = f" The next that can be told apart takes {span(apart, '{:.2f}')} times as long" if len(apart) else ""
     settings = standing.loc[standing["campaign"] == campaign, "setting"].nunique()
     return (
         f"Of {settings} settings the fastest is {said}; the table names those tied with it.{further} "
