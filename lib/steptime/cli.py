@@ -182,6 +182,11 @@ def measure(
     counts = ", ".join(f"{count} {status}" for status, count in sorted(statuses.items()))
     click.echo(_step_times(campaign).to_string(index=False))
     click.echo(f"{out}: {counts}; {len(campaign.samples)} samples")
+    without = campaign.runs[campaign.runs["status"] != "finished"].drop_duplicates("case_id")
+    for row in without.itertuples():
+        click.echo(f"{row.case_id}: {row.status.replace('_', ' ')}: {row.reason}")
+    if "finished" not in statuses:
+        raise InputError(f"{out}: no run finished; the reasons are above and in runs.csv")
 
 
 def _step_times(campaign: Any) -> Any:

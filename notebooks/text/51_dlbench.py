@@ -219,7 +219,7 @@ def by_setting() -> list[dict]:
 def by_condition(lever: str, column: str, kinds: tuple[str, ...] = ()) -> list[dict]:
     """The slowest against the fastest value of a condition; `kinds`: the values compared (by their beginning)."""
     rows = []
-    table = every[[str(value).startswith(kinds or ("",)) for value in every[column]]]
+    table = every[every[column].astype(str).str.startswith(kinds or ("",))]
     if column != "threads":
         table = table[table["threads"] == table.groupby("campaign")["threads"].transform("min")]
     for _, part in table.groupby(same_but(table, [column]), sort=True):

@@ -155,3 +155,18 @@ def test_network_crosses_as_json_unchanged():
 def test_a_timeline_ends_with_its_last_task():
     assert Timeline("modelled", ()).end_s == 0
     assert Timeline("modelled", (Task("a", "device", 0, 0, 2), Task("b", "link", 0, 1, 5))).end_s == 5
+
+
+@pytest.mark.parametrize(
+    ("read", "name", "text"),
+    [
+        (read_json, "deep.json", "[" * 100_000),
+        (read_json, "long.json", "[" + "9" * 5000 + "]"),
+        (read_yaml, "day.yaml", "size: 2020-13-45"),
+    ],
+)
+def test_what_a_parser_chokes_on_is_one_line(tmp_path, read, name, text):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(InputError, match=name) as caught:
+        read(tmp_path / name)
+    assert "\n" not in str(caught.value)

@@ -251,3 +251,16 @@ def test_a_campaign_s_plan_goes_with_it_and_measures_the_same_again(recorded: Pa
     with pytest.raises(InputError, match=r"plan\.json: rounds = 'many'"):
         add_campaign(recorded, "lab-other", tmp_path)
     assert not (tmp_path / "data/campaigns/lab-other").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("[Errno 17] File exists: '/home/jane doe/a project/data'", "[Errno 17] File exists: 'data'"),
+        ('open("/srv/x y/z.so") failed', 'open("z.so") failed'),
+        ("in /home/jane/code.py, line 3", "in code.py, line 3"),
+        ("it's 3/4 of 'a / b'", "it's 3/4 of 'a / b'"),
+    ],
+)
+def test_paths_lose_their_folders_also_where_these_have_spaces(text: str, kept: str) -> None:
+    assert provenance.without_paths(text) == kept

@@ -90,6 +90,8 @@ def read_json(path: Path) -> Any:
         return json.loads(read_text(path))
     except json.JSONDecodeError as error:
         raise InputError(f"{path}: line {error.lineno}: not valid JSON ({error.msg}); mend or delete it") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: not readable as JSON ({_first_line(error)}); mend or delete it") from None
 
 
 def read_yaml(path: Path) -> Any:
@@ -101,6 +103,12 @@ def read_yaml(path: Path) -> Any:
         line = f"line {mark.line + 1}: " if mark else ""
         problem = getattr(error, "problem", None) or "unreadable"
         raise InputError(f"{path}: {line}not valid YAML ({problem}); mend the line") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: not readable as YAML ({_first_line(error)}); mend it") from None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
 
 
 def read_text(path: Path) -> str:

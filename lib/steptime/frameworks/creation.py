@@ -92,7 +92,10 @@ def find_interpreter(version: str) -> Path | None:
     for path in ([Path(on_path)] if on_path else []) + installed[::-1]:
         # pyenv's stand-ins on PATH exist for versions that are not switched on.
         command = [str(path), "-c", "import sys, venv; print('%d.%d' % sys.version_info[:2]); print(sys.executable)"]
-        said = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
+        try:
+            said = subprocess.run(command, capture_output=True, text=True, errors="replace").stdout.splitlines()
+        except OSError:
+            continue
         if said[:1] == [version]:
             return Path(said[1])
     return None
@@ -133,7 +136,7 @@ def _is_complete(environment: Environment) -> bool:
     folder = environment_folder(environment.name)
     stamp = folder / COMPLETE
     # The interpreter is a link into the Python that it was made from, which may have been removed since.
-    return (folder / "bin/python").exists() and stamp.is_file() and stamp.read_text() == _recipe(environment)
+    return (folder / "bin/python").exists() and stamp.is_file() and stamp.read_bytes() == _recipe(environment).encode()
 
 
 @contextmanager

@@ -75,5 +75,6 @@ def environment_folder(name: str) -> Path:
 def environment_packages(name: str) -> list[str]:
     """The folders that hold its packages; none unless it was made to the end."""
     folder = environment_folder(name)
-    made = (folder / COMPLETE).is_file()
+    # The interpreter is a link into the Python that it was made from, which may have been removed since.
+    made = (folder / COMPLETE).is_file() and (folder / "bin/python").exists()
     return [str(path) for path in folder.glob("lib/python*/site-packages")] if made else []

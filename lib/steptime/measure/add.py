@@ -10,8 +10,9 @@ import pandas as pd
 
 from steptime.core.campaign import Campaign, read_campaign, write_campaign
 from steptime.core.errors import InputError
-from steptime.core.files import write_json
+from steptime.core.files import write_json, write_text
 from steptime.core.machine import Machine, read_machine
+from steptime.core.parity import read_parity
 from steptime.measure.plan import read_plan_file
 from steptime.measure.provenance import ABSOLUTE_PATH
 
@@ -21,10 +22,10 @@ NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,60}")
 def add_campaign(source: Path, name: str, root: Path) -> Path:
     """Copy the campaign in `source` to data/campaigns/NAME under `root`; the new folder.
 
-    Its plan goes with it, if there is one, so that it can be measured again, and its machine's peaks as machine.json,
-    where they are known: from `source`, else what `root` measured if that is the same processor and memory. Raises
-    InputError when it is not valid, names this host, its user, their home or an absolute path, or when the name is
-    taken or not of lower-case letters, digits and hyphens (61 at most).
+    Its plan goes with it, if there is one, so that it can be measured again, and its parity, and its machine's peaks as
+    machine.json, where they are known: from `source`, else what `root` measured if that is the same processor and
+    memory. Raises InputError when it is not valid, names this host, its user, their home or an absolute path, or when
+    the name is taken or not of lower-case letters, digits and hyphens (61 at most).
     """
     if not NAME.fullmatch(name):
         raise InputError(f"campaign name {name!r}: use lower-case letters, digits and hyphens, a letter or digit first")
@@ -37,8 +38,11 @@ def add_campaign(source: Path, name: str, root: Path) -> Path:
     _refuse_private(campaign.runs, Path(source) / "runs.csv")
     _refuse_private(campaign.samples, Path(source) / "samples.csv")
     machine = _machine(campaign, Path(source), Path(root))
+    parity = read_parity(source)
     plan = read_plan_file(Path(source) / "plan.json") if (Path(source) / "plan.json").is_file() else None
     write_campaign(Campaign(name, campaign.runs, campaign.samples), target)
+    if len(parity):
+        write_text(target / "parity.csv", (Path(source) / "parity.csv").read_text())
     if plan is not None:
         write_json(target / "plan.json", plan.model_dump(mode="json"))
     if machine is not None:

@@ -105,13 +105,16 @@ def parity(
     for name in names:
         if name not in networks.NAMES:
             raise InputError(f"network = {name!r}: unknown; known: {', '.join(networks.NAMES)}")
+    for name in settings:
+        if name not in frameworks.SETTINGS:
+            raise InputError(f"framework = {name!r}: unknown; known: {', '.join(frameworks.SETTINGS)}")
     if frameworks.installed_version(REFERENCE) is None:
         raise InputError(f"{REFERENCE} is not installed; it is what the others are compared with; run make env")
     chosen = {name: networks.build(name, **SMALL.get(name, {})) for name in names or networks.NAMES}
     pairs = [
         (name, dtype)
-        for name in settings or frameworks.SETTINGS
-        for dtype in (frameworks.SETTINGS[name].dtypes if name in frameworks.SETTINGS else ("float32",))
+        for name in dict.fromkeys(settings or frameworks.SETTINGS)
+        for dtype in frameworks.SETTINGS[name].dtypes
     ]
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder, Session(REFERENCE, Path(folder)) as session:

@@ -24,9 +24,9 @@ from steptime.core.files import read_json, validated
 from steptime.core.network import BYTES_PER_VALUE
 
 Batches = Annotated[
-    tuple[PositiveInt, ...],
+    tuple[Annotated[int, Field(strict=True, gt=0)], ...],
     Field(min_length=1),
-    BeforeValidator(lambda value: (value,) if isinstance(value, int) else value),
+    BeforeValidator(lambda value: (value,) if isinstance(value, int | float | str) else value),
 ]
 """One batch or several, to see what a larger one brings."""
 Names = Annotated[tuple[str, ...], Field(min_length=1)]
@@ -100,8 +100,8 @@ class Plan(BaseModel):
     profile_rounds: NonNegativeInt = 3
     target_half_width: PositiveFloat = 0.02
     budget_s: PositiveFloat = 240.0
-    memory_limit_gib: PositiveFloat | None = None
-    seed: NonNegativeInt = 1
+    memory_limit_gib: Annotated[float, Field(gt=0, le=2**20)] | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 1
 
     @checks("frameworks")
     @classmethod

@@ -16,11 +16,14 @@ import steptime
 PACKAGE = Path(steptime.__file__).parent
 MEASURING_CODE = ("core", "networks", "frameworks", "measure")
 ABSOLUTE_PATH = re.compile(r"(?<![\w./~-])(?:~|[A-Za-z]:)?[/\\](?:[^\s/\\'\",;:()]+[/\\])*[^\s/\\'\",;:()]+")
+QUOTED_PATH = re.compile(r"(['\"])((?:~|[A-Za-z]:)?[/\\][^'\"\n]*)\1")
+"""A path in quotes, which may hold spaces."""
 GPU_QUERY = ("name", "driver_version", "clocks.sm", "power.draw", "temperature.gpu", "clocks_throttle_reasons.active")
 
 
 def without_paths(text: str) -> str:
     """`text` with every absolute path in it reduced to its last part."""
+    text = QUOTED_PATH.sub(lambda match: match[1] + re.split(r"[/\\]", match[2])[-1] + match[1], text)
     return ABSOLUTE_PATH.sub(lambda match: re.split(r"[/\\]", match.group())[-1], text)
 
 

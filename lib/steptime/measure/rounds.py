@@ -120,7 +120,9 @@ class _Campaign:
     def _why_not(self, case: Case) -> str | None:
         """Why this machine cannot run the case; None if it can."""
         if frameworks.installed_version(case.framework) is None:
-            return f"{frameworks.SETTINGS[case.framework].distribution} is not installed"
+            setting = frameworks.SETTINGS[case.framework]
+            mend = f": steptime env create {setting.environment}" if setting.environment else ""
+            return f"{setting.distribution} is not installed{mend}"
         if case.device == "cuda":
             return None if self.gpus else "no NVIDIA GPU on this machine"
         # Loaders may share cores: what that costs is what they are measured for.
