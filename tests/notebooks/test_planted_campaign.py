@@ -10,9 +10,11 @@ import pytest
 from conftest import ROOT
 
 from steptime import notebook
-from steptime.core.campaign import Campaign, write_campaign
+from steptime.core.campaign import Campaign, as_table, write_campaign
 from steptime.core.claims import read_claims
 from steptime.core.files import write_json, write_text
+from steptime.core.parity import PARITY
+from steptime.measure.parity import write_parity
 from steptime.model.fitting import profile_cases
 from steptime.networks import build
 
@@ -34,17 +36,18 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder = root / "data/campaigns" / campaign.name
         write_campaign(campaign, folder)
         write_json(folder / "machine.json", planted.MACHINE | {"name": campaign.name})
-    write_text(root / "data/campaigns/planted/parity.csv", PARITY)
+    write_parity(as_table(PARITY_ROWS, PARITY), root / "data/campaigns/planted/parity.csv")
     write_text(root / "data/derived/fit/layers.csv", pd.concat(map(layers, campaigns)).to_csv(index=False))
     for name in STAGES:
         notebook.run(root, name, lambda line: None)
     return root
 
 
-PARITY = (
-    "framework,network,dtype,verdict,reason\n"
-    "torch,lenet,float32,agrees,\njax,lenet,float32,agrees,\ntensorflow,googlenet,float32,differs,1e-2 off\n"
-)
+PARITY_ROWS = [
+    {"framework": "torch", "network": "lenet", "dtype": "float32", "verdict": "agrees", "worst_gradient": 0.0},
+    {"framework": "jax", "network": "lenet", "dtype": "float32", "verdict": "agrees", "worst_gradient": 3e-7},
+    {"framework": "tensorflow", "network": "googlenet", "dtype": "float32", "verdict": "differs", "reason": "1e-2 off"},
+]
 
 
 def layers(campaign: Campaign) -> pd.DataFrame:
@@ -89,7 +92,10 @@ def test_the_matrix_says_why_a_cell_did_not_run_and_what_lacks_parity(study: Pat
     text = shown(study, "50_single_device")
     assert planted.NO_DROPOUT in text
     assert "2 agrees; 1 differs" in text
-    assert text.count("✗") == 1
+    assert text.count("✗") == 2, "in the table of times and in that of parity"
+    ranked = table(study, "single_device", "standings").query("network == 'googlenet'")["setting"]
+    assert len(ranked)
+    assert "tensorflow" not in set(ranked)
     assert "Without layer times (fused or run in one piece): jax, tensorflow_xla, torch_compile" in text
 
 
