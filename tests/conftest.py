@@ -18,6 +18,7 @@ TINY = {
     "quick.machine.seconds": 0.1,
     "quick.measure.frameworks": ["torch"],
     "quick.measure.networks": ["mlp"],
+    "quick.measure.dtypes": ["float32"],
     "quick.measure.batch": {"mlp": 8},
     "quick.measure.rounds": 2,
     "quick.measure.min_rounds": 2,
@@ -53,6 +54,7 @@ ALLOWED_SKIPS = (
     r"public measurements are not beside this checkout",
     r"the kernel does not count run delays",
     r"needs an NVIDIA GPU",
+    r"no space in this environment's path",
 )
 
 

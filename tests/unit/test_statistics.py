@@ -367,6 +367,7 @@ def test_agreement_counts_only_what_the_first_campaign_tells_apart() -> None:
     half = agreement(a, steps_of({"a": SLOW, "c": EVEN}))
     assert (half.different, half.in_both, half.agreeing, half.share) == (2, 1, 1, 1.0)
     assert np.isnan(agreement(a, steps_of({"z": QUICK})).share)
+    assert np.isnan(agreement(steps_of({"z": QUICK}), a).share)
 
 
 # ------------------------------------------------------------------------------------ percentiles and tables

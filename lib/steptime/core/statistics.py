@@ -275,7 +275,7 @@ def agreement(a: pd.DataFrame, b: pd.DataFrame, level: float = FAMILY_LEVEL) -> 
     shares them. B's order is that of its points, whatever their intervals.
     """
     first, second = all_comparisons(a, level), all_comparisons(b, level)
-    different = first[first["different"]]
+    different = first[first["different"].astype(bool)]
     ahead = set(second[[*CONDITIONS, "slower", "faster"]].itertuples(index=False, name=None))
     agreeing = in_both = 0
     for row in different[[*CONDITIONS, "slower", "faster"]].itertuples(index=False, name=None):

@@ -40,6 +40,8 @@ def check_compiler():
     compiler = os.environ.get("CXX", "g++")
     if shutil.which(compiler) is None:
         raise ValueError("torch.compile needs a C++ compiler: %s is not found; install g++ or set CXX" % compiler)
+    if " " in torch.__file__:
+        raise NotImplementedError("torch.compile: inductor links nothing from an environment whose path has a space")
 
 
 def pad_both(pad):
