@@ -53,7 +53,7 @@ BATCH = {"resnet50": 8, "inception3": 8}
 
 
 def patchwork() -> Network:
-    """What the networks leave out: uneven padding, padded averages, pooling of negative values, groups without bias."""
+    """What the networks leave out: uneven padding, padded averages, pooling of negative values, joins, groups."""
     b = Builder((3, 17, 13))
     x = b.conv("conv", INPUT, 6, 3, stride=2, pad=(0, 2, 1, 0))
     left = b.conv("left", b.max_pool("max", x, 3, stride=2, pad=(1, 2, 2, 0)), 6, 3, groups=3, pad=1, bias=False)

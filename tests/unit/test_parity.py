@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from vintage import patchwork
 
 from steptime import networks
 from steptime.core.campaign import read_table
@@ -17,7 +18,6 @@ from steptime.core.errors import InputError
 from steptime.core.network import Network
 from steptime.frameworks import SETTINGS, ChildError, child, installed_version
 from steptime.measure import parity
-from steptime.networks import INPUT, Builder
 
 SPACED = " " in sys.prefix
 """Whether this environment's path has a space: there inductor links nothing, and torch_compile says so."""
@@ -25,20 +25,6 @@ HERE = [name for name, setting in SETTINGS.items() if setting.environment is Non
 HERE = [name for name in HERE if name != "torch_compile" or not SPACED]
 LAYERED = ["torch", "torch_channels_last", "tensorflow", "tensorflow_eager"]
 """The settings that run layers one by one."""
-
-
-def patchwork() -> Network:
-    """What the zoo leaves out: uneven padding, padded averages, pooling of negative values, joins."""
-    b = Builder((3, 17, 13))
-    x = b.conv("conv", INPUT, 6, 3, stride=2, pad=(0, 2, 1, 0))
-    left = b.conv("left", b.max_pool("max", x, 3, stride=2, pad=(1, 2, 2, 0)), 6, 3, groups=3, pad=1, bias=False)
-    right = b.avg_pool("mean", b.lrn("lrn", x, size=3, alpha=0.5, k=2), 3, stride=2, pad=(1, 2, 2, 0))
-    even = b.avg_pool("even_mean", b.max_pool("even_max", right, 3, pad=1), 3, pad=1)
-    x = b.add("sum", left, right, even)
-    x = b.concat("joined", x, left, b.batch_norm("bn", x))
-    x = b.relu("relu", b.flatten("flatten", x))
-    b.dense("last", b.relu("relu2", b.dense("fc", x, 11, bias=False)), 5)
-    return b.network("patchwork", "quick")
 
 
 NETWORKS = {**{name: networks.build(name, **parity.SMALL[name]) for name in networks.NAMES}, "patchwork": patchwork()}
