@@ -26,8 +26,8 @@ layer_times(images, labels) -> [{layer, forward_s, backward_s}]
     belongs to no layer. Backward includes summing the gradients of an output that feeds several layers.
 profiled_step(images, labels) -> {"layers": as layer_times gives them, "parts": {part: seconds}}
     where the framework can time the layers inside a whole step; then layer_times serves only where this is absent or
-    None. Layers and parts together are the whole step: h2d, loss (forward and backward), update, dispatch (nothing of
-    these runs), other (operations that belong to none of them).
+    None. Layers and parts together are the whole step, less what the adapter measured its instruments to add: h2d, loss
+    (forward and backward), update, dispatch (nothing of these runs), other (operations that belong to none of them).
 gradients(images, labels) -> {"outputs", "loss", parameter name: gradient}
     at the present weights, dropout off, in the description's layout.
 layer_by_layer(images, labels) -> (the same, {parameter name: the gradient that came out, in the framework's layout})

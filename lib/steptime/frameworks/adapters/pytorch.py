@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 
 CHANNELS_LAST = False
+HOOK_CHAIN, HOOK_CHAINS = 100, 15
 
 
 def versions():
@@ -280,13 +281,18 @@ class Trainer(object):
 class LayeredTrainer(Trainer):
     """A trainer whose layers run one by one."""
 
+    _hook_s = None
+
     def profiled_step(self, images, labels):
         """A whole step with a time stamp wherever a layer begins: around its forward call, and in a hook on its output,
 
         which autograd calls when it has that output's gradient and turns to the layer. So what lies between two stamps
-        belongs to what began at the first; between two layers of forward lies the loop that calls them.
+        belongs to what began at the first; between two layers of forward lies the loop that calls them. What a hook
+        costs is measured apart and taken off each stretch that holds one.
         """
-        stamps = []
+        if self._hook_s is None:
+            self._hook_s = self._seconds_of_a_hook()
+        stamps, hooked = [], set()
 
         def began(part):
             stamps.append((part, self._now()))
@@ -303,6 +309,7 @@ class LayeredTrainer(Trainer):
                 # A layer that hands on its input has nothing to do in backward.
                 if output.requires_grad and not any(output is tensor for tensor in inputs):
                     output.register_hook(lambda gradient, name=name: began(("backward_s", name)))
+                    hooked.add(name)
                 began("dispatch")
             began("loss")
             loss = F.cross_entropy(output, y)
@@ -323,7 +330,29 @@ class LayeredTrainer(Trainer):
                 parts[part] += end - start
         # A plain step has none of these.
         del parts["instruments"]
+        for name in hooked:
+            layers[name]["backward_s"] = max(0.0, layers[name]["backward_s"] - self._hook_s)
         return {"layers": list(layers.values()), "parts": parts}
+
+    def _seconds_of_a_hook(self):
+        """What a hook with a time stamp adds to a layer's backward: a chain of layers that do nothing tells."""
+        stamps = []
+
+        def hook(gradient):
+            stamps.append((("backward_s", None), self._now()))
+
+        differences = [self._chain_s(hook) - self._chain_s(None) for _ in range(HOOK_CHAINS)]
+        return sorted(differences)[HOOK_CHAINS // 2] / HOOK_CHAIN
+
+    def _chain_s(self, hook):
+        x = torch.zeros(1, device=self._device, requires_grad=True)
+        for _ in range(HOOK_CHAIN):
+            x = x.view(1)
+            if hook is not None:
+                x.register_hook(hook)
+        start = self._now()
+        x.backward()
+        return self._now() - start
 
     def layer_times(self, images, labels):
         return self.layer_by_layer(images, labels)[0]
