@@ -19,6 +19,7 @@ import numpy as np
 CHANNELS_LAST = False
 LOWEST = float(np.finfo(np.float32).min)
 EMPTY_CALLS = 5
+CHAIN, CHAINS = 100, 15
 
 
 def versions():
@@ -204,7 +205,7 @@ class Trainer(object):
         outputs = self._symbols(True)[network["layers"][-1]["name"]]
         self._executor = self._bound(with_loss(outputs), self._gradients)
         self._updater = mx.optimizer.get_updater(mx.optimizer.SGD(learning_rate=learning_rate, wd=0.0))
-        self._alone = None
+        self._alone = self._watched = None
 
     def step(self, images, labels):
         self._load(images, labels)
@@ -227,6 +228,31 @@ class Trainer(object):
         times.append(self._now())
         names = ("h2d", "forward", "backward", "update")
         return {name: end - start for name, start, end in zip(names, times, times[1:])}
+
+    def profiled_step(self, images, labels):
+        """A whole step of an executor that reports each operation once it is done, instead of running many at once.
+
+        What a report costs is measured apart and taken off each operation.
+        """
+        if self._watched is None:
+            outputs = self._symbols(True)[self._network["layers"][-1]["name"]]
+            self._watched = Watched(self._bound(with_loss(outputs), self._gradients), seconds_of_a_report())
+        start = self._now()
+        self._load(images, labels)
+        copied = self._now()
+        forward, backward, dispatch_s = self._watched.run()
+        ran = self._now()
+        self._update()
+        self._watched.executor.outputs[0].asnumpy()
+        update_s = self._now() - ran
+        names = [layer["name"] for layer in self._network["layers"]]
+        layers = [
+            {"layer": name, "forward_s": forward.pop(name, 0.0), "backward_s": backward.pop(name, 0.0)}
+            for name in names
+        ]
+        parts = {"h2d": copied - start, "loss": forward.pop("loss") + backward.pop("loss"), "update": update_s}
+        other_s = sum(forward.values()) + sum(backward.values())
+        return {"layers": layers, "parts": dict(parts, dispatch=dispatch_s, other=other_s)}
 
     def layer_times(self, images, labels):
         return self.layer_by_layer(images, labels)[0]
@@ -279,7 +305,9 @@ class Trainer(object):
         for layer in self._network["layers"]:
             inputs = [symbols[source] for source in layer["inputs"]]
             tensors = [parameters[parameter["name"]] for parameter in layer["parameters"]]
-            symbols[layer["name"]] = symbol_of(layer, inputs, tensors, self._batch, training)
+            # Operations are named LAYER:operation, which tells a profiled step whose they are.
+            with mx.name.Prefix(layer["name"] + ":"):
+                symbols[layer["name"]] = symbol_of(layer, inputs, tensors, self._batch, training)
         del symbols["input"]
         return symbols
 
@@ -296,6 +324,77 @@ class Trainer(object):
     def _now(self):
         mx.nd.waitall()
         return time.perf_counter()
+
+
+class Watched(object):
+    """An executor whose operations are awaited and timed one by one, in the graph's order."""
+
+    def __init__(self, executor, report_s=0.0):
+        self.executor, self._report_s = executor, report_s
+        self._operation, self._left, self._stretches = None, 0.0, []
+        executor.set_monitor_callback(self._report)
+
+    def run(self):
+        """({owner: forward seconds}, {owner: backward seconds}, seconds after the last operation).
+
+        Owners are layers, "loss" and, for the copies of a gradient that goes two ways, None.
+        """
+        forward, forward_end_s = self._timed(lambda: self.executor.forward(is_train=True))
+        backward, backward_end_s = self._timed(self.executor.backward)
+        return forward, backward, forward_end_s + backward_end_s
+
+    def _timed(self, run):
+        self._operation, self._stretches, self._left = None, [], time.perf_counter()
+        run()
+        mx.nd.waitall()
+        end_s = time.perf_counter() - self._left
+        found, waiting_s = {}, 0.0
+        for (owner, operation), seconds in self._stretches:
+            seconds = max(0.0, seconds - self._report_s)
+            if operation == "sum":
+                # Of an output that feeds several: its layer's operation comes next.
+                waiting_s += seconds
+                continue
+            found[owner] = found.get(owner, 0.0) + seconds + waiting_s
+            waiting_s = 0.0
+        return found, end_s
+
+    def _report(self, name, output):
+        """Called with each output of an operation that has been handed over; the first one awaits it."""
+        mx.nd.waitall()
+        now = time.perf_counter()
+        operation = owner_and_operation(name if isinstance(name, str) else name.decode())
+        if operation != self._operation or operation[0] is None:
+            self._stretches.append((operation, now - self._left))
+        self._operation, self._left = operation, time.perf_counter()
+
+
+def owner_and_operation(name):
+    """Of an output's name: (layer, operation), ("loss", …), (None, "sum" or "copy")."""
+    layer, colon, rest = name.partition(":")
+    words = (rest if colon else name).split("_")
+    if colon or words[0] == "loss":
+        return layer if colon else "loss", (words[0], "backward" in words)
+    return None, words[0] if words[0] == "sum" else "copy"
+
+
+def seconds_of_a_report():
+    """What a report adds to an operation: a chain of operations on one number, with and without."""
+    symbol = mx.sym.Variable("x")
+    for number in range(CHAIN):
+        symbol = mx.sym.negative(symbol, name="layer:negative%d" % number)
+    arrays = {"x": mx.nd.zeros((1,))}
+    plain, watched = bound(symbol, arrays, {}), Watched(bound(symbol, arrays, {}))
+    differences = []
+    for _ in range(CHAINS):
+        mx.nd.waitall()
+        start = time.perf_counter()
+        plain.forward(is_train=True)
+        mx.nd.waitall()
+        plain_s = time.perf_counter() - start
+        found, _ = watched._timed(lambda: watched.executor.forward(is_train=True))
+        differences.append((found["layer"] - plain_s) / CHAIN)
+    return max(0.0, float(np.median(differences)))
 
 
 class LayerGraphs(object):
