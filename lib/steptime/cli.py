@@ -323,9 +323,8 @@ def _recorded(command: str, name: str | None, network: str) -> tuple[Any, Path, 
 
     The one asked for, else the one that has the network in the most settings; this machine's own where that is equal.
     """
-    from steptime.core.campaign import RUNS, read_campaign, read_table
+    from steptime.core.campaign import RUNS, campaign_folders, read_campaign, read_table
     from steptime.model.choosing import machine_of
-    from steptime.notebook import campaign_folders
 
     root = _root()
     folders = campaign_folders(root)
@@ -418,7 +417,7 @@ def campaign_add(name: str, source: Path | None) -> None:
 @campaign.command("list")
 def campaign_list() -> None:
     """List the campaigns that the notebooks read."""
-    from steptime.notebook import campaign_folders
+    from steptime.core.campaign import campaign_folders
 
     root = _root()
     folders = campaign_folders(root)

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from steptime.core.campaign import campaign_folders
 from steptime.core.errors import InputError
 from steptime.core.files import project_root, read_text, read_yaml, write_text
 
@@ -55,14 +56,6 @@ def out_folder(out: str, name: str) -> Path:
     folder = project_root() / (out or f"data/.scratch/{name}")
     folder.mkdir(parents=True, exist_ok=True)
     return folder
-
-
-def campaign_folders(root: Path) -> dict[str, Path]:
-    """The recorded campaigns by name: "local" (this machine, if measured) and each one in data/campaigns."""
-    local = Path(root) / "data/raw/local"
-    found = {"local": local} if (local / "runs.csv").is_file() else {}
-    committed = sorted(Path(root).glob("data/campaigns/*/runs.csv"))
-    return found | {file.parent.name: file.parent for file in committed}
 
 
 def progress(line: str) -> None:

@@ -1,6 +1,9 @@
 """Campaign tables: what is wrong with a file is said in one line naming file, line, column, value and mend."""
 
+import os
+import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ from steptime.core.campaign import (
     SAMPLES,
     Campaign,
     as_table,
+    campaign_folders,
     read_campaign,
     write_campaign,
 )
@@ -33,6 +37,7 @@ RUN = {
     "position": 0,
     "seed": 1,
     "status": "finished",
+    "duration_s": 1.5,
     "warmups": 1,
     "parameters": 12345678901,
     "loss_first": -0.25,
@@ -87,6 +92,52 @@ def test_a_campaign_without_samples_round_trips(tmp_path: Path) -> None:
     runs = as_table([RUN | {"run_id": "r0", "status": "not_run", "reason": "no GPU"}], RUNS)
     write_campaign(Campaign("c", runs, as_table([], SAMPLES)), tmp_path)
     assert len(read_campaign(tmp_path).samples) == 0
+
+
+def test_a_warm_up_may_have_been_made_in_time_that_two_children_share(folder: Path) -> None:
+    cell("samples.csv", 3, "time_s", "1.6")(folder)
+    cell("samples.csv", 3, "is_warmup", "True")(folder)
+    assert read_campaign(folder).samples["time_s"].max() == 1.6
+
+
+def test_a_campaign_is_the_old_one_the_new_one_or_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ended between any two of the moves that write it: the runs of one are never beside the samples of the other."""
+    old = read_campaign(folder)
+    new = Campaign("c", old.runs.assign(seed=2), old.samples.assign(time_s=old.samples["time_s"] * 2))
+    moves, move = 0, os.replace
+    for last in (0, 1, 2, 3):
+        write_campaign(old, folder, {"plan.json": "old"})
+        moves = 0
+
+        def end_at(source: str, target: str, last: int = last) -> None:
+            nonlocal moves
+            if moves == last:
+                raise KeyboardInterrupt
+            moves += 1
+            move(source, target)
+
+        with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+            patch.setattr(os, "replace", end_at)
+            write_campaign(new, folder, {"plan.json": "new"})
+        assert moves == last
+        if last < 3:
+            assert campaign_folders(folder.parent) == {}
+            with pytest.raises(InputError, match=r"runs\.csv: cannot be read"):
+                read_campaign(folder)
+    found = read_campaign(folder)
+    assert found.runs["seed"].tolist() == [2, 2]
+    assert found.samples["time_s"].tolist() == new.samples["time_s"].tolist()
+    assert (folder / "plan.json").read_text() == "new"
+    assert sorted(path.name for path in folder.iterdir()) == ["plan.json", "runs.csv", "samples.csv"]
+
+
+def test_the_campaigns_of_a_checkout_are_listed_by_what_makes_them_whole(folder: Path, tmp_path: Path) -> None:
+    for name in ("data/campaigns/b", "data/campaigns/a", "data/raw/local"):
+        shutil.copytree(folder, tmp_path / name)
+    (tmp_path / "data/campaigns/half").mkdir()
+    (tmp_path / "data/campaigns/half/samples.csv").touch()
+    assert list(campaign_folders(tmp_path)) == ["local", "a", "b"]
+    assert campaign_folders(tmp_path)["local"] == tmp_path / "data/raw/local"
 
 
 def cell(table: str, line: int, column: str, value: str) -> Callable[[Path], None]:
@@ -178,6 +229,25 @@ FAULTS = {
         ),
         ["runs.csv: line 3: reason = empty: a run that is out_of_memory has one; add it"],
     ),
+    "no time": (cell("samples.csv", 3, "time_s", "0"), ["samples.csv: line 3: time_s = 0: a step takes time; correct"]),
+    "minutes for seconds": (
+        cell("samples.csv", 3, "time_s", "1e9"),
+        ["samples.csv: line 3: time_s = '1e9': must be at most 86400"],
+    ),
+    "longer than its run": (
+        cell("samples.csv", 4, "time_s", "1.6"),
+        ["samples.csv: line 4: time_s = 1.6: the repetitions of run 'r0' would take 1.625 s, its duration_s is 1.5"],
+    ),
+    "two cases of one name": (
+        cell("runs.csv", 3, "batch", "32"),
+        ["runs.csv: line 3: batch = 32: is 16 on line 2, which has the same case_id; correct one of them"],
+    ),
+    "another case than its name says": (
+        cell("runs.csv", 2, "case_id", "torch-mlp-quick-b32-float32-cpu-t1-sequential"),
+        ["runs.csv: line 2: batch = 16: case_id 'torch-mlp-quick-b32-", "says 32; correct one of them"],
+    ),
+    "unknown type": (cell("runs.csv", 2, "dtype", "float23"), ["runs.csv: line 2: dtype = 'float23': must be one of"]),
+    "unknown device": (cell("runs.csv", 2, "device", "tpu"), ["runs.csv: line 2: device = 'tpu': must be one of cpu"]),
     "repeated sample": (cell("samples.csv", 4, "repeat", "0"), ["samples.csv: line 4: repeats an earlier sample"]),
     "not text": (lambda folder: (folder / "runs.csv").write_bytes(b"\xff\xfe") and None, ["runs.csv: is not UTF-8"]),
     "no file": (lambda folder: (folder / "runs.csv").unlink(), ["runs.csv: cannot be read"]),

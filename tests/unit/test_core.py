@@ -81,6 +81,32 @@ def test_a_bad_machine_is_one_line_with_file_key_and_value(tmp_path, content, sa
     assert said in text
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (MACHINE + "cores: 4\n", "line 11: not valid YAML (key 'cores' is there on line 4 already)"),
+        (
+            MACHINE.replace("alpha_s: 1.0e-5", "alpha_s: 1.0e-5, alpha_s: 2.0e-5"),
+            "line 9: not valid YAML (key 'alpha_s'",
+        ),
+        (MACHINE + '"cores": 2\n', "key 'cores' is there on line 4 already"),
+    ],
+)
+def test_a_key_that_comes_twice_is_refused_with_its_lines(tmp_path, content, said):
+    path = tmp_path / "planted.yaml"
+    path.write_text(content)
+    with pytest.raises(InputError) as error:
+        read_machine(path)
+    assert one_line(error).startswith(f"{path}: line ")
+    assert said in str(error.value)
+
+
+def test_a_key_that_overrides_a_merged_one_does_not_come_twice(tmp_path):
+    path = tmp_path / "x.yaml"
+    path.write_text("a: &a {x: 1, y: 2}\nb: &b {<<: *a, x: 3}\n")
+    assert read_yaml(path) == {"a": {"x": 1, "y": 2}, "b": {"x": 3, "y": 2}}
+
+
 def test_a_good_machine_is_read(tmp_path):
     path = tmp_path / "planted.yaml"
     path.write_text(MACHINE)

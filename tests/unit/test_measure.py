@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -43,6 +44,8 @@ class FakeChild:
     hit: ClassVar[set[int]] = set()
     started: ClassVar[list[str]] = []
     limits: ClassVar[set[int | None]] = set()
+    now: ClassVar[float] = 0.0
+    """The clock of the runs, in seconds: every answer takes one, longer than any of the times that it tells."""
 
     def __init__(
         self,
@@ -73,6 +76,7 @@ class FakeChild:
     def request(self, command: str, **arguments: Any) -> dict[str, Any]:
         if command in FakeChild.without:
             raise frameworks.ChildError(f"{command}: no such thing", "unsupported")
+        FakeChild.now += 1.0
         return getattr(self, command)(**arguments)
 
     def settle(self) -> dict[str, Any]:
@@ -110,10 +114,10 @@ class FakeChild:
     def steps(self, count: int) -> dict[str, Any]:
         if self.is_settled and not self.time_s:
             self.visit()
-        sample = {"time_s": self.time_s, "io_s": 0.001, "cpu_s": 0.01, "run_delay_s": None, "steal_s": 0.0}
+        sample = {"time_s": self.time_s or 0.02, "io_s": 0.001, "cpu_s": 0.01, "run_delay_s": None, "steal_s": 0.0}
         sample |= {"involuntary_switches": 2, "load_1min": 0.5}
         if len(FakeChild.visits) in FakeChild.hit:
-            sample |= {"time_s": 3 * self.time_s, "run_delay_s": 2 * self.time_s}
+            sample |= {"time_s": 3 * sample["time_s"], "run_delay_s": 2 * self.time_s}
         answer = {"samples": [sample] * count, "loss_first": 2.0, "loss_last": math.nan}
         return answer | {"energy_j": 0.5 * count, "gpu_active_share": None}
 
@@ -139,9 +143,10 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[type[FakeC
     monkeypatch.setattr(frameworks, "Child", FakeChild)
     monkeypatch.setattr(frameworks, "installed_version", lambda name: "1.0")
     monkeypatch.setattr(lock, "LOCK", tmp_path / "lock")
+    monkeypatch.setattr(run, "time", SimpleNamespace(perf_counter=lambda: FakeChild.now))
     fresh = {"alive": 0, "visits": [], "between": 0.0, "failing": set(), "interrupt_at": math.inf, "hit": set()}
     fresh |= {"without": set(), "inference_only": set(), "failing_kind": "error", "failing_beside_another": set()}
-    fresh |= {"started": [], "limits": set()}
+    fresh |= {"started": [], "limits": set(), "now": 0.0}
     for name, value in fresh.items():
         monkeypatch.setattr(FakeChild, name, value)
     yield FakeChild

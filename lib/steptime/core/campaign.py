@@ -16,6 +16,7 @@ import pandera.pandas as pa
 
 from steptime.core.errors import InputError
 from steptime.core.files import read_text, write_texts
+from steptime.core.network import BYTES_PER_VALUE
 
 SCHEMA_VERSION = 2
 PHASES = ("step", "io", "h2d", "forward", "backward", "update", "profiled")
@@ -24,6 +25,16 @@ part: h2d, loss, update, dispatch, other, and plain, the whole step without inst
 INPUTS = ("sequential", "prefetch", "jpeg-0", "jpeg-1", "jpeg-2")
 STATUSES = ("finished", "failed", "out_of_memory", "not_run")
 """Not run: this machine or this framework cannot. All but finished have a reason."""
+CASE = ("framework", "network", "size", "batch", "dtype", "device", "threads", "workers", "input")
+"""The columns of runs.csv that make a case."""
+LONGEST_S = 86_400.0
+"""Of one repetition: what is longer is in another unit."""
+DURATION_SLACK = 1.01
+"""Of a run's repetitions over its duration: times are written with nine digits, and each has a clock of its own."""
+_CASE_ID = re.compile(
+    r"(?P<framework>.+)-(?P<network>[^-]+)-(?P<size>quick|full)-b(?P<batch>\d+)-(?P<dtype>[^-]+)-(?P<device>[^-]+)"
+    r"-t(?P<threads>\d+)-(?P<input>.+)"
+)
 
 _TEXT = pa.Column(str)
 _MAYBE_TEXT = pa.Column(str, nullable=True)
@@ -43,8 +54,8 @@ RUNS = pa.DataFrameSchema(
         "network": _TEXT,
         "size": pa.Column(str, pa.Check.isin(["quick", "full"])),
         "batch": _POSITIVE,
-        "dtype": _TEXT,
-        "device": _TEXT,
+        "dtype": pa.Column(str, pa.Check.isin(list(BYTES_PER_VALUE))),
+        "device": pa.Column(str, pa.Check.isin(["cpu", "cuda"])),
         "threads": _POSITIVE,
         "workers": _POSITIVE,
         "input": pa.Column(str, pa.Check.isin(INPUTS)),
@@ -107,7 +118,7 @@ SAMPLES = pa.DataFrameSchema(
         "repeat": _COUNT,
         "is_warmup": pa.Column(bool),
         "is_disturbed": pa.Column(bool),
-        "time_s": pa.Column(float, pa.Check.ge(0)),
+        "time_s": pa.Column(float, [pa.Check.ge(0), pa.Check.le(LONGEST_S)]),
         # covariates of the repetition; empty for layers and phases timed inside one repetition
         "cpu_s": _MAYBE,
         "run_delay_s": _MAYBE,
@@ -145,6 +156,20 @@ class Campaign:
         return self.samples.merge(self.runs, on="run_id", suffixes=("", "_run"), validate="many_to_one")
 
 
+def campaign_folders(root: Path) -> dict[str, Path]:
+    """The recorded campaigns by name: "local" (this machine, if measured) and each one in data/campaigns."""
+    local = Path(root) / "data/raw/local"
+    found = {"local": local} if (local / "runs.csv").is_file() else {}
+    committed = sorted(Path(root).glob("data/campaigns/*/runs.csv"))
+    return found | {file.parent.name: file.parent for file in committed}
+
+
+def case_id_of(case: Mapping[str, Any]) -> str:
+    """The name that `steptime measure` gives the case with these CASE columns."""
+    names = ("framework", "network", "size", "batch", "dtype", "device", "threads", "input")
+    return "{}-{}-{}-b{}-{}-{}-t{}-{}".format(*(case[name] for name in names))
+
+
 def read_campaign(folder: Path) -> Campaign:
     """The campaign in `folder`, validated. Raises InputError naming file, line, column, value."""
     folder = Path(folder)
@@ -157,7 +182,10 @@ def read_campaign(folder: Path) -> Campaign:
 
 def check_campaign(campaign: Campaign, folder: Path) -> None:
     """What the columns alone cannot say: every sample has its run, every finished run its samples, any other one a
-    reason, no key twice.
+    reason, no key twice; a case_id stands for one case, and the one that its text says; no step takes no time, and the
+    repetitions of a run no longer than the run.
+
+    Frameworks and networks may have any name here: `measure.add.check_names` knows those of this version.
     """
     if campaign.runs.empty:
         raise InputError(f"{folder / 'runs.csv'}: has no rows; a campaign has at least one run")
@@ -187,6 +215,48 @@ def check_campaign(campaign: Campaign, folder: Path) -> None:
     twice = campaign.samples.index[campaign.samples.duplicated(SAMPLE_KEY)]
     if len(twice):
         raise InputError(f"{folder / 'samples.csv'}: line {twice[0] + 2}: repeats an earlier sample; remove the row")
+    _check_cases(campaign.runs, folder / "runs.csv")
+    _check_times(campaign, folder / "samples.csv")
+
+
+def _check_cases(runs: pd.DataFrame, path: Path) -> None:
+    """Raise InputError unless each case_id is one case, and that which its text says where `case_id_of` made it."""
+    first: dict[str, tuple[int, dict[str, Any]]] = {}
+    for line, run in enumerate(runs[["case_id", *CASE]].to_dict("records"), start=2):
+        said = _CASE_ID.fullmatch(run["case_id"])
+        line_of_other, other = first.setdefault(run["case_id"], (line, run))
+        for name in CASE:
+            where = f"{path}: line {line}: {name} = {run[name]!r}"
+            if said and name in said.groupdict() and said[name] != str(run[name]):
+                raise InputError(f"{where}: case_id {run['case_id']!r} says {said[name]}; correct one of them")
+            if other[name] != run[name]:
+                raise InputError(
+                    f"{where}: is {other[name]!r} on line {line_of_other}, which has the same case_id; "
+                    "correct one of them"
+                )
+
+
+def _check_times(campaign: Campaign, path: Path) -> None:
+    """Raise InputError for a step without a duration, and for repetitions longer than their run.
+
+    The reading of a step is within it, and warm-ups may have been made while another child was at work, in time that
+    both share.
+    """
+    samples = campaign.samples
+    nothing = samples.index[(samples["phase"] == "step") & samples["layer"].isna() & (samples["time_s"] == 0)]
+    if len(nothing):
+        raise InputError(f"{path}: line {nothing[0] + 2}: time_s = 0: a step takes time; correct it or remove the row")
+    timed = samples[~samples["is_warmup"] & (samples["phase"] != "io")]
+    total = timed.groupby("run_id")["time_s"].sum()
+    most = campaign.runs.set_index("run_id")["duration_s"].reindex(total.index) * DURATION_SLACK
+    over = total.index[total > most]
+    if len(over):
+        own = timed[timed["run_id"] == over[0]]
+        row = own["time_s"].idxmax()
+        raise InputError(
+            f"{path}: line {row + 2}: time_s = {own['time_s'][row]:.9g}: the repetitions of run {over[0]!r} would take "
+            f"{total[over[0]]:.4g} s, its duration_s is {most[over[0]] / DURATION_SLACK:.4g}; correct one of them"
+        )
 
 
 def read_table(path: Path, schema: pa.DataFrameSchema) -> pd.DataFrame:
@@ -222,13 +292,16 @@ def as_table(rows: Iterable[Mapping[str, Any]], schema: pa.DataFrameSchema) -> p
     return table.astype({name: _kind(column) for name, column in schema.columns.items()})
 
 
-def write_campaign(campaign: Campaign, folder: Path) -> None:
-    """Write both tables sorted by key, both whole or neither."""
+def write_campaign(campaign: Campaign, folder: Path, beside: Mapping[str, str] | None = None) -> None:
+    """Write both tables sorted by key, and the files `beside` them (name -> text), all whole or none.
+
+    A folder with a runs.csv is a campaign: it is written last, and an older one removed before the first of the others.
+    """
     runs = campaign.runs.sort_values("run_id", kind="stable")[list(RUN_COLUMNS)]
     samples = campaign.samples.sort_values(SAMPLE_KEY, kind="stable")[list(SAMPLE_COLUMNS)]
-    tables = {Path(folder) / "runs.csv": runs, Path(folder) / "samples.csv": samples}
     form = {"index": False, "float_format": "%.9g", "lineterminator": "\n"}
-    write_texts({path: table.to_csv(**form) for path, table in tables.items()})
+    tables = {"samples.csv": samples.to_csv(**form), "runs.csv": runs.to_csv(**form)}
+    write_texts({Path(folder) / name: text for name, text in {**(beside or {}), **tables}.items()})
 
 
 def _check_header(path: Path, header: list[str] | None, names: list[str]) -> None:
@@ -294,6 +367,7 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
 }
 _RULES: dict[str, Callable[..., tuple[Callable[[Any], bool], str]]] = {
     "greater_than_or_equal_to": lambda min_value: (lambda value: value >= min_value, f"must be at least {min_value}"),
+    "less_than_or_equal_to": lambda max_value: (lambda value: value <= max_value, f"must be at most {max_value:g}"),
     "isin": lambda allowed_values: (
         lambda value: value in allowed_values,
         f"must be one of {', '.join(map(str, allowed_values))}",

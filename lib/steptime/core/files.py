@@ -39,7 +39,9 @@ def write_text(path: Path, text: str) -> None:
 def write_texts(texts: Mapping[Path, str]) -> None:
     """Write files that belong together: all are prepared beside their places before the first is renamed.
 
-    Raises InputError for a place that cannot be written or that is no regular file.
+    The last one is what says that the set is whole. An older one under its name is removed before the others are
+    replaced, so that an end at any moment leaves the old set, the new one or one without its last file, never a mixture
+    that passes for whole. Raises InputError for a place that cannot be written or that is no regular file.
     """
     prepared: dict[str, Path] = {}
     try:
@@ -57,6 +59,8 @@ def write_texts(texts: Mapping[Path, str]) -> None:
                 os.chmod(name, 0o644)
             except OSError as error:
                 raise InputError(f"{given}: cannot be written ({error.strerror}); choose another place") from None
+        if len(prepared) > 1:
+            list(prepared.values())[-1].unlink(missing_ok=True)
         for name, path in prepared.items():
             os.replace(name, path)
     finally:
@@ -79,9 +83,14 @@ def rounded(value: Any, digits: int = SIGNIFICANT_DIGITS) -> Any:
     return [rounded(item, digits) for item in value]
 
 
+def json_text(value: Any) -> str:
+    """`value` as sorted, indented JSON with rounded floats."""
+    return json.dumps(rounded(value), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+
+
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` as sorted, indented JSON with rounded floats."""
-    write_text(path, json.dumps(rounded(value), indent=2, sort_keys=True, ensure_ascii=False) + "\n")
+    """Write `json_text(value)`."""
+    write_text(path, json_text(value))
 
 
 def read_json(path: Path) -> Any:
@@ -94,10 +103,25 @@ def read_json(path: Path) -> Any:
         raise InputError(f"{path}: not readable as JSON ({_first_line(error)}); mend or delete it") from None
 
 
+class _EachKeyOnce(yaml.SafeLoader):
+    """Refuses a mapping that gives a key twice, of which PyYAML would silently take the last."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        first: dict[tuple[str, str], int] = {}
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if (key.tag, key.value) in first:
+                    said = f"key {key.value!r} is there on line {first[key.tag, key.value]} already"
+                    raise yaml.MarkedYAMLError(problem=said, problem_mark=key.start_mark)
+                first[key.tag, key.value] = key.start_mark.line + 1
+        return node
+
+
 def read_yaml(path: Path) -> Any:
-    """The YAML in `path`. Raises InputError naming the file and the line."""
+    """The YAML in `path`. Raises InputError naming the file and the line, also for a key that comes twice."""
     try:
-        return yaml.safe_load(read_text(path))
+        return yaml.load(read_text(path), _EachKeyOnce)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f"line {mark.line + 1}: " if mark else ""

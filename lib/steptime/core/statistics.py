@@ -20,6 +20,7 @@ import numpy as np
 import pandas as pd
 from scipy import special, stats
 
+from steptime.core.campaign import CASE
 from steptime.core.errors import InputError
 
 LEVEL = 0.95
@@ -31,8 +32,6 @@ FEWEST_VARIANCES = 6
 """Those of the pairs of four settings."""
 FAMILY_LEVEL = 0.05
 """The chance that a ranking calls any two equal settings different."""
-CASE = ("framework", "network", "size", "batch", "dtype", "device", "threads", "workers", "input")
-"""The columns of runs.csv that make a case."""
 CONDITIONS = ("network", "size", "batch", "device", "threads", "workers", "input")
 """Settings are ranked among those that share these."""
 PERCENTS = (50, 95, 99)

@@ -20,6 +20,7 @@ from pydantic import (
 from pydantic import field_validator as checks
 
 from steptime import frameworks, networks
+from steptime.core.campaign import case_id_of
 from steptime.core.files import read_json, validated
 from steptime.core.network import BYTES_PER_VALUE
 
@@ -51,10 +52,7 @@ class Case:
 
     @property
     def case_id(self) -> str:
-        return (
-            f"{self.framework}-{self.network}-{self.size}-b{self.batch}-{self.dtype}"
-            f"-{self.device}-t{self.threads}-{self.input}"
-        )
+        return case_id_of(vars(self))
 
     @property
     def loaders(self) -> int:

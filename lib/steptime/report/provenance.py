@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from steptime.core.campaign import Campaign, read_campaign
+from steptime.core.campaign import Campaign, campaign_folders, read_campaign
 from steptime.core.statistics import CASE, counted
 
 MEASURING = ("machine", "measure")
@@ -102,12 +102,10 @@ class Recorded:
 
 def recorded(root: Path) -> list[Recorded]:
     """The committed campaigns by name, then the local one. Raises InputError when a file is not valid."""
-    committed = sorted(path.parent for path in (root / "data" / "campaigns").glob("*/runs.csv"))
-    local = root / "data" / "raw" / "local"
-    found = [Recorded(read_campaign(folder), folder, False) for folder in committed]
-    if (local / "runs.csv").is_file():
-        found.append(Recorded(read_campaign(local), local, True))
-    return found
+    found = [
+        Recorded(read_campaign(folder), folder, name == "local") for name, folder in campaign_folders(root).items()
+    ]
+    return sorted(found, key=lambda item: (item.is_local, item.name))
 
 
 def campaigns_of(stage: str, root: Path, known: list[Recorded]) -> list[Recorded]:
