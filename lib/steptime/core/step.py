@@ -1,11 +1,21 @@
 """What a step is made of: the layer profile, the schedule that orders it, and the timeline that results."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
+from steptime.core.errors import InputError
+
 SCHEDULES = ("end_of_backward", "wait_free", "merged")
 """How gradients are aggregated: one message after backward, one a layer as soon as it is ready, or merged messages."""
+
+AGGREGATIONS = (*SCHEDULES, "layers_after_backward", "published_merge", "buckets")
+"""SCHEDULES and three more: a message a layer, but only after backward; merged by MG-WFBP's own rule; in buckets of
+`Schedule.bucket_bytes` (PyTorch's DDP; GradientFlow's lazy all-reduce)."""
+
+COPIES = ("with_read", "own_engine", "with_compute")
+"""Who copies a prefetched batch to the device: the engine that read it, an engine of its own, or the device itself."""
 
 
 @dataclass(frozen=True)
@@ -38,29 +48,61 @@ class LayerProfile:
 
 @dataclass(frozen=True)
 class Schedule:
-    """`aggregation` is one of SCHEDULES; `prefetch` reads and copies the next batch while this one is computed."""
+    """Which tasks a step has and what overlaps.
+
+    `aggregation` is one of AGGREGATIONS; `prefetch` reads and copies the next batches while this one is computed, with
+    `loaders` of them at work, each on every `loaders`-th batch, and the copy as in COPIES. `density` is the share of
+    each message's bytes that is sent, `select_s` what choosing them costs a message (sparse all-reduce).
+    """
 
     aggregation: str = "wait_free"
     prefetch: bool = False
+    bucket_bytes: float = 25 * 2**20
+    density: float = 1.0
+    select_s: float = 0.0
+    loaders: int = 1
+    copy: str = "with_read"
+
+    def __post_init__(self) -> None:
+        if self.aggregation not in AGGREGATIONS:
+            raise InputError(f"schedule = {self.aggregation!r}: unknown; known are {', '.join(AGGREGATIONS)}")
+        checks = {
+            "copy": (self.copy in COPIES, f"known are {', '.join(COPIES)}"),
+            "bucket_bytes": (self.bucket_bytes > 0, "must be above 0"),
+            "density": (0 < self.density <= 1, "must be above 0 and at most 1"),
+            "select_s": (0 <= self.select_s < math.inf, "must be 0 or more, in seconds"),
+            "loaders": (self.loaders >= 1, "must be at least 1"),
+        }
+        for name, (good, mend) in checks.items():
+            if not good:
+                raise InputError(f"schedule: {name} = {getattr(self, name)!r}: {mend}")
 
 
 @dataclass(frozen=True)
 class Task:
-    """One bar of a timeline, seconds from the step's start."""
+    """One bar of a timeline, seconds from the step's start. `kind` is what it does, `layer` where, `step` in which
+    iteration; `worker` may stand for others that do the same at the same time."""
 
     name: str
     resource: str
     worker: int
     start_s: float
     end_s: float
+    kind: str = ""
+    layer: str = ""
+    step: int = 0
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """What a simulated or measured step looked like. `kind`: measured, emulated, modelled or simulated."""
+    """What a simulated or measured step looked like. `kind`: measured, emulated, modelled or simulated.
+
+    `dependencies`: pairs of positions in `tasks`, the first of which the second waited for (may be empty).
+    """
 
     kind: str
     tasks: tuple[Task, ...]
+    dependencies: tuple[tuple[int, int], ...] = ()
 
     @property
     def end_s(self) -> float:

@@ -22,6 +22,21 @@ def one_message(count: int) -> Ends:
     return (count,) if count else ()
 
 
+def bucket_groups(n_bytes: np.ndarray, bucket_bytes: float) -> Ends:
+    """Buckets in sending order, each closed by the gradient that fills it to `bucket_bytes` or beyond.
+
+    The rule of PyTorch's DistributedDataParallel without its smaller first bucket (PyTorch documentation, "DDP",
+    `bucket_cap_mb`), and of lazy all-reduce (GradientFlow, arXiv 1902.06855), which sends once that much waits.
+    """
+    ends, held = [], 0.0
+    for index, size in enumerate(n_bytes):
+        held += size
+        if held >= bucket_bytes or index == len(n_bytes) - 1:
+            ends.append(index + 1)
+            held = 0.0
+    return tuple(ends)
+
+
 def messages(ready_s: np.ndarray, n_bytes: np.ndarray, ends: Ends) -> tuple[np.ndarray, np.ndarray]:
     """When each message of the grouping is ready (with its last gradient), and its bytes."""
     if not ends:

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from steptime.core.errors import InputError
 from steptime.core.machine import Link
-from steptime.core.step import SCHEDULES, LayerProfile, Schedule, Task, Timeline
+from steptime.core.step import LayerProfile, Schedule, Task, Timeline
 from steptime.model import merging
 from steptime.model.collectives import Cost, ring
+
+AFTER_BACKWARD = ("end_of_backward", "layers_after_backward")
+"""The aggregations that begin once the whole backward pass is done."""
 
 
 @dataclass(frozen=True)
@@ -57,28 +59,51 @@ def sending_order(profile: LayerProfile) -> tuple[np.ndarray, np.ndarray, tuple[
     return ready, profile.parameter_bytes[::-1][learnable].astype(float), names
 
 
-def aggregation(profile: LayerProfile, schedule: Schedule, cost: Cost) -> Aggregation:
-    """When the gradients are aggregated. Raises InputError for an unknown schedule.
+@dataclass(frozen=True)
+class Messages:
+    """The messages of one step in sending order: what is in each, the position in sending order of its last gradient,
+    the first moment it may be sent (from the start of backward), and the bytes that travel."""
 
-    end_of_backward: one message after the whole backward pass; wait_free: one a layer, as soon as it is ready and
-    the link is free; merged: the contiguous grouping that ends earliest (`merging.optimal_groups`).
+    names: tuple[str, ...]
+    last: np.ndarray
+    ready_s: np.ndarray
+    n_bytes: np.ndarray
+
+
+def messages(profile: LayerProfile, schedule: Schedule, cost: Cost) -> Messages:
+    """Gradients into messages. `cost` is what the merging rules weigh.
+
+    end_of_backward: one message after the whole backward pass; layers_after_backward: one a layer, all after it;
+    wait_free: one a layer, as soon as it is ready; merged: the contiguous grouping that ends earliest
+    (`merging.optimal_groups`); published_merge: MG-WFBP's rule; buckets: closed once full (`merging.bucket_groups`).
     """
     ready, n_bytes, names = sending_order(profile)
-    if schedule.aggregation == "end_of_backward":
-        ends = merging.one_message(len(ready))
-    elif schedule.aggregation == "wait_free":
-        ends = merging.layer_wise(len(ready))
-    elif schedule.aggregation == "merged":
-        ends = merging.optimal_groups(ready, n_bytes, cost)
-    else:
-        raise InputError(f"schedule = {schedule.aggregation!r}: unknown; known are {', '.join(SCHEDULES)}")
-    message_ready, sizes = merging.messages(ready, n_bytes, ends)
-    if schedule.aggregation == "end_of_backward":
+    ends = _grouping(schedule, ready, n_bytes * schedule.density, cost)
+    message_ready, sizes = merging.messages(ready, n_bytes * schedule.density, ends)
+    if schedule.aggregation in AFTER_BACKWARD:
         message_ready = np.full(len(ends), profile.t_b_s)
-    times = cost.time_s(sizes)
     groups = [names[first:end] for first, end in zip((0, *ends), ends, strict=False)]
     titles = tuple(group[0] if len(group) == 1 else f"{group[0]} … {group[-1]}" for group in groups)
-    return Aggregation(titles, merging.start_times(message_ready, times), times)
+    return Messages(titles, np.array(ends, dtype=int) - 1, message_ready, sizes)
+
+
+def _grouping(schedule: Schedule, ready_s: np.ndarray, n_bytes: np.ndarray, cost: Cost) -> merging.Ends:
+    if schedule.aggregation == "end_of_backward":
+        return merging.one_message(len(ready_s))
+    if schedule.aggregation == "merged":
+        return merging.optimal_groups(ready_s, n_bytes, cost)
+    if schedule.aggregation == "published_merge":
+        return merging.published_groups(ready_s, n_bytes, cost)
+    if schedule.aggregation == "buckets":
+        return merging.bucket_groups(n_bytes, schedule.bucket_bytes)
+    return merging.layer_wise(len(ready_s))
+
+
+def aggregation(profile: LayerProfile, schedule: Schedule, cost: Cost) -> Aggregation:
+    """When the gradients are aggregated: `messages` one after the other on one link, each after its selection."""
+    sent = messages(profile, schedule, cost)
+    times = schedule.select_s + cost.time_s(sent.n_bytes)
+    return Aggregation(sent.names, merging.start_times(sent.ready_s, times), times)
 
 
 def predict_step(
@@ -87,16 +112,20 @@ def predict_step(
     """The seconds of one synchronous step of `workers`, each with its own input and `profile`, on a ring of `link`.
 
     Sequential: t = t_io + t_h2d + t_f + t_b + t_c_no + t_u. With prefetch the next batch is read and copied
-    meanwhile: t = max(t_io + t_h2d, t_f + t_b + t_c_no + t_u). With `shared_cores` reading and computing use the same
+    meanwhile: t = max(t_io + t_h2d, t_f + t_b + t_c_no + t_u); k loaders divide t_io (with their copy, where they
+    copy) by k, a copy engine of its own makes it max(t_io, t_h2d, …), a copy by the device max(t_io, t_h2d + …). With
+    `shared_cores` reading and computing use the same
     cores, so prefetch hides nothing and the sum holds again. t_c_no = max(0, end of the last message - t_b); one
     worker sends nothing. (S-SGD, arXiv 1711.05979, iteration time on one and on N devices; wait-free
     back-propagation: t_c_no = tau_c[1] + t_c[1] - tau_b[1] - t_b[1].)
     """
     sent = _sent(profile, schedule, workers, link)
     exposed = max(0.0, sent.end_s - profile.t_b_s)
-    reading = profile.t_io_s + profile.t_h2d_s
     computing = profile.t_f_s + profile.t_b_s + exposed + profile.t_u_s
-    overlapped = schedule.prefetch and not shared_cores
+    if schedule.prefetch and not shared_cores:
+        step = _with_prefetch(schedule, profile.t_io_s, profile.t_h2d_s, computing)
+    else:
+        step = profile.t_io_s + profile.t_h2d_s + computing
     return StepTime(
         t_io_s=profile.t_io_s,
         t_h2d_s=profile.t_h2d_s,
@@ -105,9 +134,17 @@ def predict_step(
         t_c_s=float(sent.time_s.sum()),
         t_c_no_s=exposed,
         t_u_s=profile.t_u_s,
-        step_s=max(reading, computing) if overlapped else reading + computing,
+        step_s=step,
         messages=len(sent.names),
     )
+
+
+def _with_prefetch(schedule: Schedule, t_io_s: float, t_h2d_s: float, computing_s: float) -> float:
+    if schedule.copy == "own_engine":
+        return max(t_io_s / schedule.loaders, t_h2d_s, computing_s)
+    if schedule.copy == "with_compute":
+        return max(t_io_s / schedule.loaders, t_h2d_s + computing_s)
+    return max((t_io_s + t_h2d_s) / schedule.loaders, computing_s)
 
 
 def timeline(
@@ -116,7 +153,7 @@ def timeline(
     """The step of `predict_step` as tasks on the resources input, compute and link; its end is the step time.
 
     All workers do the same at the same time, so worker 0 stands for all. With prefetch the tasks on `input` are
-    those of the next batch. Tasks that take no time are left out.
+    those of the next batch, by one loader that also copies. Tasks that take no time are left out.
     """
     tasks: list[Task] = []
 
@@ -177,3 +214,19 @@ def _sent(profile: LayerProfile, schedule: Schedule, workers: int, link: Link) -
     if workers == 1:
         return Aggregation((), np.zeros(0), np.zeros(0))
     return aggregation(profile, schedule, cost)
+
+
+def pipeline_step_s(t_f_s: float, t_b_s: float, stages: int, microbatches: int) -> float:
+    """One step of `stages` equal pipeline stages, free sends, 1F1B: (m + p - 1)(t_f + t_b), t of a stage and a
+    microbatch; the bubble is the p - 1 of it (PipeDream, arXiv 1806.03377; GPipe, arXiv 1811.06965, bubble time)."""
+    return (microbatches + stages - 1) * (t_f_s + t_b_s)
+
+
+def local_sgd_step_s(compute_s: float, average_s: float, local_steps: int) -> float:
+    """The mean step where the parameters are averaged every `local_steps` steps: t + T/H (Stich, arXiv 1805.09767)."""
+    return compute_s + average_s / local_steps
+
+
+def overlap_bound_s(t_f_s: float, t_b_s: float, t_c_s: float) -> float:
+    """The step with perfect overlap of t_c and t_b: t_f + t_b + t_c - min(t_b, t_c); no wait-free step is shorter."""
+    return t_f_s + t_b_s + t_c_s - min(t_b_s, t_c_s)
