@@ -3,10 +3,12 @@
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from steptime.core.errors import InputError
 from steptime.model.observations import COLLECTIVES, check_observed
-from steptime.model.platforms import PCIE_BUS_BYTES_PER_S, predict_collectives, ring_rounds
+from steptime.model.platforms import PCIE_BYTES_PER_S, PCIE_SHARE, predict_collectives, read_curves, ring_rounds
 
 SIZES = np.geomspace(2048, 2**27, 12).astype(int)
 
@@ -39,6 +41,32 @@ def test_protocol_switch_stays_where_it_was_measured():
     assert found["time_s"][1] - found["time_s"][0] > 0.001
 
 
+@pytest.mark.parametrize("slow_then_fast", [True, False])
+def test_a_switch_between_two_sizes_is_seen_and_put_at_the_power_of_two(slow_then_fast):
+    sizes = np.array([100_000, 300_000, 1_000_000, 2_500_000, 6_000_000, 12_000_000, 28_000_000, 60_000_000])
+    switch = 2**23
+    slow, fast = (planted("p", 4, 1, sizes, rate) for rate in (5e9, 1e10))
+    before, after = (slow, fast) if slow_then_fast else (fast, slow)
+    seen = before.where(before["n_bytes"] < switch, after).astype(before.dtypes)
+    asked = [switch - 1000, switch + 1000]
+    found = predict_collectives(seen, ask("p", 4, 1, asked))
+    rates = (5e9, 1e10) if slow_then_fast else (1e10, 5e9)
+    truth = [planted("p", 4, 1, [n], rate)["time_s"][0] for n, rate in zip(asked, rates, strict=True)]
+    np.testing.assert_allclose(found["time_s"], truth, rtol=0.05)
+    other = [planted("p", 4, 1, [n], rate)["time_s"][0] for n, rate in zip(asked, rates[::-1], strict=True)]
+    assert (found["lo_s"] < np.array(other) * 1.05).all()
+    assert (found["hi_s"] > np.array(other) * 0.95).all()
+
+
+@given(st.floats(1e-6, 1e-3), st.floats(1e8, 1e12), st.integers(2, 64))
+def test_no_single_law_of_latency_and_bandwidth_looks_like_a_switch(latency_s, bytes_per_s, workers):
+    times = latency_s + SIZES / bytes_per_s
+    table = pd.DataFrame({"group": "p", "workers": workers, "nodes": 1, "n_bytes": SIZES, "time_s": times})
+    (curve,) = read_curves(table.assign(time_std_s=0.0))
+    between = np.sqrt(SIZES[1:] * SIZES[:-1].astype(float))
+    np.testing.assert_allclose(curve.time(between), latency_s + between / bytes_per_s, rtol=1e-6)
+
+
 def test_own_nics_are_found_between_placements_and_not_assumed_beyond_them():
     seen = pd.concat([planted("p", 2 * g, 2, bus_bytes_per_s=g * 5e9) for g in (1, 4)])
     sizes = [2**24, 2**26]
@@ -57,9 +85,13 @@ def test_placement_without_a_pair_follows_the_ring():
     assert (found["hi_s"] / found["lo_s"]).min() > 1.5
 
 
-def test_beyond_an_nvlink_island_the_bandwidth_is_pcie():
-    found = predict_collectives(planted("a_pairwise", 2, 1, bus_bytes_per_s=2e11), ask("a_pairwise", 4, 1, [2**29]))
-    assert found["time_s"][0] == pytest.approx(1.5 * 2**29 / PCIE_BUS_BYTES_PER_S, rel=0.01)
+@pytest.mark.parametrize("device", ["a100", "h100"])
+def test_beyond_an_nvlink_island_the_bandwidth_is_pcie(device):
+    group = f"{device}_pairwise"
+    found = predict_collectives(planted(group, 2, 1, bus_bytes_per_s=2e11), ask(group, 4, 1, [2**14, 2**29]))
+    assert found["time_s"][1] == pytest.approx(1.5 * 2**29 / (PCIE_SHARE * PCIE_BYTES_PER_S[device]), rel=0.01)
+    width = np.log(found["hi_s"] / found["lo_s"])
+    assert width[0] > width[1]
 
 
 def test_unknown_platform_and_unknown_kind_get_a_wide_interval():

@@ -1,7 +1,8 @@
 """All-reduce times at sizes and placements that were not measured, from a platform's measurements.
 
 A placement (w workers in n nodes) is a curve of time over bytes: affine between neighbouring sizes, as latency plus
-bytes over bandwidth is, so that protocol switches stay where they were measured. A placement that was not measured
+bytes over bandwidth is. Where a line between two sizes breaks the rules of such a law, the law changes between them: at
+the power of two next to their middle, with an interval that reaches to the other law. A placement that was not measured
 takes the curve of the nearest one of its kind (one node, several nodes, beyond an NVLink island), as time per round of
 a ring, T / (2(w-1)/w), carried on along log2 of the workers a node and of the nodes:
     log T(w, n, M) = log R(w) + y_near(M) + s_g(M) log2(g/g_near) + s_n(M) log2(n/n_near).
@@ -10,8 +11,8 @@ where every worker has its own NIC and 0 where workers share one. They hold betw
 last one the time per round stays (a node runs out of NICs), and the interval reaches to what the slope would give.
 Without a placement of the kind on the platform, other platforms' are used, with a wide interval.
 
-Looks at held-out data while this was built: all-reduce devtest 2. Chosen there: that slopes end with the last
-observed placement, and the one constant PCIE_BUS_BYTES_PER_S, from the four workers of its pairwise platform.
+Held-out data was looked at while this was built; data/published/held-out-looks.csv counts how often and says what was
+chosen with its help.
 """
 
 from dataclasses import dataclass
@@ -28,12 +29,17 @@ SLOPE_SD = 0.2
 SLOPE_FLOOR = 0.05
 FOREIGN_SD = 0.7
 """Standard deviation (natural log) of a curve borrowed from another platform or from another kind of placement."""
+SWITCH_MARGIN = 0.1
+"""A curve switches its law where a line breaks the rules of latency and bandwidth by more than this share."""
 GRID_STEP = np.log(2.0)
 ISLANDS = {"pairwise": 2}
 """Workers joined by NVLink on platforms whose name has this word; more of them in a node speak over PCIe."""
-PCIE_BUS_BYTES_PER_S = 23.6e9
-"""Bus bandwidth of a ring over PCIe 4.0 x16: three quarters of its 31.5 GB/s."""
-PCIE_SD = 0.12
+PCIE_BYTES_PER_S = {"a100": 31.5e9, "h100": 63.0e9}
+"""PCIe 4.0 x16 and 5.0 x16, which the devices of those names have; other names are taken for 4.0."""
+PCIE_SHARE = 0.75
+"""Bus bandwidth of a ring over PCIe, as a share of the link's."""
+PCIE_SD, UNTESTED_PCIE_SD, LATENCY_SD = 0.12, 0.35, 0.4
+"""Relative standard deviations: of that bandwidth where it was tested (a100) and elsewhere, and of the latency."""
 
 Answer = tuple[np.ndarray, np.ndarray, str]
 
@@ -58,17 +64,23 @@ class Curve:
         return np.log(self.time(sizes) / ring_rounds(self.workers))
 
     def time(self, sizes: np.ndarray, without: int | None = None) -> np.ndarray:
-        """Seconds at `sizes`: affine between measured sizes; flat below the first, the last slope above the last."""
+        """Seconds at `sizes`: affine between measured sizes but for switches; flat below the first, the last slope
+        above the last."""
         keep = np.arange(len(self.sizes)) != without
         x, y = self.sizes[keep], self.times[keep]
         found = np.interp(sizes, x, y)
+        for i in _switches(x, y, self.noise[keep]):
+            inside = (sizes > x[i]) & (sizes < x[i + 1])
+            before, after = _laws(x, y, i, sizes[inside])
+            found[inside] = np.where(sizes[inside] < _switch_bytes(x[i], x[i + 1]), before, after)
         slope = max(y[-1] - y[-2], 0.0) / (x[-1] - x[-2]) if len(x) > 1 else y[-1] / x[-1]
         return found + slope * np.maximum(sizes - x[-1], 0.0)
 
     def spread(self, sizes: np.ndarray) -> np.ndarray:
         """Relative standard deviation of the curve at `sizes`: noise, and errors when a size near is left out.
 
-        Leaving one out doubles the gap, which makes an error of interpolation about four times as large.
+        Leaving one out doubles the gap, which makes an error of interpolation about four times as large. Where the
+        curve switches the interval reaches to the other law.
         """
         inner = np.arange(1, len(self.sizes) - 1)
         if not len(inner):
@@ -79,7 +91,42 @@ class Curve:
         left_out = np.sqrt(weight @ np.minimum(np.abs(errors), 1.0) ** 2 / weight.sum(axis=1)) / 2
         beyond = np.maximum(np.log(sizes / self.sizes[-1]), 0.0) + np.maximum(np.log(self.sizes[0] / sizes), 0.0)
         noise = np.interp(sizes, self.sizes, np.minimum(self.noise, 1.0))
-        return np.sqrt(0.01**2 + left_out**2 + noise**2 + (0.1 * beyond) ** 2)
+        variance = 0.01**2 + left_out**2 + noise**2 + (0.1 * beyond) ** 2
+        for i in _switches(self.sizes, self.times, self.noise):
+            inside = (sizes > self.sizes[i]) & (sizes < self.sizes[i + 1])
+            before, after = _laws(self.sizes, self.times, i, sizes[inside])
+            variance[inside] += (np.log(after / before) / LEVEL_Z) ** 2
+        return np.sqrt(variance)
+
+
+def _switches(sizes: np.ndarray, times: np.ndarray, noise: np.ndarray) -> list[int]:
+    """The intervals (by their first size) inside which the curve changes from one latency-bandwidth law to another.
+
+    A law a + b n, a >= 0, never grows faster than n, and its a is no more than any smaller size takes: an interval
+    whose line breaks either rule by more than SWITCH_MARGIN has two laws in it.
+    """
+    found = []
+    for i in range(1, len(sizes) - 1):
+        growth, ratio = times[i + 1] / times[i], sizes[i + 1] / sizes[i]
+        intercept = times[i] - (times[i + 1] - times[i]) / (ratio - 1)
+        most = 1 + SWITCH_MARGIN + 3 * max(noise[i], noise[i + 1])
+        if growth > ratio * most or intercept > times[:i].max() * most:
+            found.append(i)
+    return found
+
+
+def _laws(sizes: np.ndarray, times: np.ndarray, i: int, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Seconds at `at` by the law through the start and by that through the end of interval i; one latency for both."""
+    latency = min(np.median(times[:3]), times[i], times[i + 1])
+    return tuple(latency + (times[k] - latency) * at / sizes[k] for k in (i, i + 1))
+
+
+def _switch_bytes(low: float, high: float) -> float:
+    """Where a curve switches between two sizes: libraries set their thresholds at powers of two (NCCL, Open MPI, MPICH
+    alike), so the one in (low, high] next to the middle of the logarithms; without one, that middle."""
+    middle = (np.log2(low) + np.log2(high)) / 2
+    powers = np.arange(np.floor(np.log2(low)) + 1, np.floor(np.log2(high)) + 1)
+    return float(2.0 ** (powers[np.abs(powers - middle).argmin()] if len(powers) else middle))
 
 
 def ring_rounds(workers: int) -> float:
@@ -184,5 +231,9 @@ def _over_pcie(curves: list[Curve], group: str, workers: int, sizes: np.ndarray)
     """A ring that leaves its NVLink island: latency of the island's curve, bandwidth of PCIe."""
     island = [curve for curve in curves if curve.group == group and curve.nodes == 1]
     latency = np.median(_nearest(island or curves, workers, 1).times[:3])
-    time = latency + ring_rounds(workers) * sizes / PCIE_BUS_BYTES_PER_S
-    return np.log(time), np.full(len(sizes), PCIE_SD), "not measured: ring over PCIe beyond the NVLink island"
+    device = next((name for name in PCIE_BYTES_PER_S if name in group), "")
+    bandwidth_sd = PCIE_SD if device == "a100" else UNTESTED_PCIE_SD
+    time = latency + ring_rounds(workers) * sizes / (PCIE_SHARE * PCIE_BYTES_PER_S.get(device, 31.5e9))
+    share = latency / time
+    sd = np.hypot(bandwidth_sd * (1 - share), LATENCY_SD * share)
+    return np.log(time), sd, "not measured: ring over PCIe beyond the NVLink island"
