@@ -14,6 +14,7 @@ OURS = {
     "frameworks": {"core"},
     "measure": {"core", "networks", "frameworks"},
     "model": {"core", "networks"},
+    "traces": {"core"},
     "report": {"core", "model"},
 }
 # The modules that tie the packages together may import all of them; nothing imports these back.
@@ -28,6 +29,7 @@ OTHERS = {
     "frameworks": {"numpy", "pynvml", "PIL", "jpegs", "worker"},
     "measure": {"numpy", "pandas", "pandera", "pydantic", "scipy"},
     "model": {"numpy", "pandas", "pandera", "pydantic", "scipy"},
+    "traces": {"numpy", "pandas", "orjson"},
 }
 
 
@@ -76,7 +78,7 @@ def test_a_bare_import_loads_nothing_heavy(statement: str) -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split() == []
 
 
-@pytest.mark.parametrize("package", ["measure", "networks", "model", "frameworks"])
+@pytest.mark.parametrize("package", ["measure", "networks", "model", "traces", "frameworks"])
 def test_the_study_never_loads_a_framework_into_its_own_process(package: str) -> None:
     code = f"import sys, steptime.{package}; print(*[name for name in {FRAMEWORKS!r} if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split() == []
