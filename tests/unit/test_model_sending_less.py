@@ -1,4 +1,4 @@
-"""Sufficient factors, lazy and sparse all-reduce: published decisions, exact counts, limits."""
+"""Sufficient factors, sparse all-reduce: published decisions, exact counts, limits."""
 
 import numpy as np
 import pytest
@@ -6,10 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steptime.core.errors import InputError
-from steptime.model import merging
 from steptime.model.collectives import AllReduce
-from steptime.model.lazy_sparse import Sparse, lazy_groups
 from steptime.model.parameter_server import ParameterServer
+from steptime.model.sparse import Sparse
 from steptime.model.sufficient_factors import factor_values, is_factored, server_values, switch_workers
 
 
@@ -47,25 +46,6 @@ def test_values_of_a_node_are_those_through_its_interface():
 def test_a_layer_of_which_nothing_is_sent_is_refused():
     with pytest.raises(InputError, match="batch = 0"):
         switch_workers(2, 2, 0)
-
-
-def test_the_pool_leaves_when_it_is_full_and_at_the_end():
-    assert lazy_groups(np.array([3.0, 3, 1, 9, 1, 1]), 5) == (2, 4, 6)
-    assert lazy_groups(np.array([3.0, 3]), 5) == (2,)
-    assert lazy_groups(np.array([1.0, 2, 3]), 0) == merging.layer_wise(3)
-    assert lazy_groups(np.array([1.0, 2, 3]), 1e9) == merging.one_message(3)
-    assert lazy_groups(np.zeros(0), 5) == ()
-    with pytest.raises(InputError, match="threshold_bytes"):
-        lazy_groups(np.ones(2), float("nan"))
-
-
-@given(sizes=st.lists(st.floats(1, 1e8), min_size=1, max_size=60), threshold=st.floats(0, 1e8))
-def test_every_gradient_leaves_once_and_all_messages_but_the_last_are_full(sizes, threshold):
-    ends = lazy_groups(np.array(sizes), threshold)
-    _, n_bytes = merging.messages(np.arange(len(sizes), dtype=float), np.array(sizes), ends)
-    assert ends[-1] == len(sizes)
-    assert n_bytes.sum() == pytest.approx(sum(sizes))
-    assert (n_bytes[:-1] > threshold * (1 - 1e-9)).all()
 
 
 def test_sparse_sends_the_norms_and_the_chosen_share():

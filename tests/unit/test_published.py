@@ -16,6 +16,7 @@ from steptime.model.published import (
     ALL_REDUCE,
     SMALLEST_BYTES,
     bcaffe_all_reduce,
+    bcaffe_curve,
     bcaffe_layers,
     bcaffe_profile,
     bcaffe_steps,
@@ -139,6 +140,15 @@ def test_two_lines_fit_the_all_reduce_better_than_one():
     one, two = fit_all_reduce(sizes, times), bcaffe_all_reduce(PUBLISHED, 8)
     error_one, error_two = (float(np.median(np.abs(cost.time_s(sizes) / times - 1))) for cost in (one, two))
     assert error_two < 0.5 * error_one
+
+
+@pytest.mark.parametrize("nodes", [2, 4, 8])
+def test_the_curve_passes_every_measured_all_reduce(nodes):
+    table = read_table(PUBLISHED / "bcaffe_osu_allreduce.csv", ALL_REDUCE)
+    table = table[table["nodes"] == nodes]
+    curve = bcaffe_curve(PUBLISHED, nodes)
+    np.testing.assert_allclose(curve.time_s(table["n_bytes"].to_numpy()), table["time_s"])
+    assert curve.time_s(5e7) == bcaffe_all_reduce(PUBLISHED, nodes).time_s(5e7)
 
 
 def test_the_papers_figures_are_those_of_the_table():

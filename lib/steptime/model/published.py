@@ -8,7 +8,7 @@ import pandera.pandas as pa
 from steptime.core.campaign import read_table
 from steptime.core.errors import InputError
 from steptime.core.step import LayerProfile
-from steptime.model.collectives import Piecewise
+from steptime.model.collectives import Curve, Piecewise
 from steptime.model.fitting import fit_all_reduce, profile_from_table
 
 _SECONDS = pa.Column(float, pa.Check.ge(0), coerce=True)
@@ -87,6 +87,14 @@ def bcaffe_all_reduce(folder: Path, nodes: int) -> Piecewise:
         fit_all_reduce(large["n_bytes"].to_numpy(), large["time_s"].to_numpy()),
         SWITCH_BYTES,
     )
+
+
+def bcaffe_curve(folder: Path, nodes: int) -> Curve:
+    """The same benchmark as it was measured, 4 B to 1 MiB, without a fit; larger messages by the upper of the two lines."""
+    path = Path(folder) / "bcaffe_osu_allreduce.csv"
+    table = _of_nodes(read_table(path, ALL_REDUCE), nodes, path).sort_values("n_bytes")
+    large = bcaffe_all_reduce(folder, nodes).large
+    return Curve(tuple(table["n_bytes"].astype(float)), tuple(table["time_s"]), large)
 
 
 def _of_nodes(table: pd.DataFrame, nodes: int, path: Path) -> pd.DataFrame:

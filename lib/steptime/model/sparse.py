@@ -1,6 +1,6 @@
-"""GradientFlow's two ways to send less often and less: lazy all-reduce and coarse-grained sparse communication.
+"""GradientFlow's coarse-grained sparse communication: the chunks with the largest gradients are sent, the others wait.
 
-Sun et al., arXiv 1902.06855. Sending order as in `model.merging`: the network's last layer first.
+Sun et al., arXiv 1902.06855. Its lazy all-reduce is `merging.bucket_groups`.
 """
 
 from dataclasses import dataclass
@@ -9,26 +9,8 @@ import numpy as np
 
 from steptime.core.errors import InputError
 from steptime.model.collectives import Cost
-from steptime.model.merging import Ends
 
 BYTES_A_NORM = 4
-
-
-def lazy_groups(n_bytes: np.ndarray, threshold_bytes: float) -> Ends:
-    """Lazy all-reduce: gradients gather in one pool and leave as soon as more than `threshold_bytes` wait, the rest at
-    the end of backward. 0: every gradient its own message. Raises InputError for a negative threshold."""
-    if not threshold_bytes >= 0:
-        raise InputError(f"threshold_bytes = {threshold_bytes}: must be 0 or more; correct the number")
-    ends: list[int] = []
-    waiting = 0.0
-    for place, size in enumerate(n_bytes, start=1):
-        waiting += float(size)
-        if waiting > threshold_bytes:
-            ends.append(place)
-            waiting = 0.0
-    if waiting or (len(n_bytes) and not ends):
-        ends.append(len(n_bytes))
-    return tuple(ends)
 
 
 @dataclass(frozen=True)
