@@ -34,6 +34,7 @@ CHANNELS_LAST = False
 
 OPSET = 17
 
+PROFILED_RUNS = 3
 LAYER = re.compile(r"layer_(\d+)/")
 """Whose a node is, by its name."""
 
@@ -267,23 +268,48 @@ class Trainer(object):
         What lies between the nodes is in no layer. Where ONNX Runtime joins nodes of several layers in one kernel, its
         seconds are one layer's.
         """
+        events, module = self._profiled(images, labels)
+        found = {name: np.array(self._state.parameters[name].grad) for name in self._names}
+        module.lazy_reset_grad()
+        self._module.lazy_reset_grad()
+        del module
+        return self._attributed(events())[0], found
+
+    def profiled_step(self, images, labels):
+        """A whole step whose forward and backward keep a profile: as layer_by_layer, with the nodes of the loss and others.
+
+        `dispatch` is the rest of the session's run, less what its records cost: a node has three, and nothing runs
+        between the first and the second. The update is the optimizer's own session, timed from outside.
+        """
+        events, module = self._profiled(images, labels)
+        start = time.perf_counter()
+        self._optimizer.step()
+        update_s = time.perf_counter() - start
+        module.lazy_reset_grad()
+        self._module.lazy_reset_grad()
+        del module
+        layers, parts = self._attributed(events())
+        return {"layers": layers, "parts": dict(parts, h2d=0.0, update=update_s)}
+
+    def _profiled(self, images, labels):
+        """(a function that gives the events once the module is gone, the module after the last of its runs)."""
         options = self._options()
         options.enable_profiling = True
         options.profile_file_prefix = os.path.join(self._folder, "profile")
         module = Module(os.path.join(self._folder, "training_model.onnx"), self._state, session_options=options)
-        for _ in range(3):
+        for _ in range(PROFILED_RUNS):
             module.lazy_reset_grad()
             module(images, labels)
-        found = {name: np.array(self._state.parameters[name].grad) for name in self._names}
-        module.lazy_reset_grad()
-        self._module.lazy_reset_grad()
-        # The profile is written when its session ends.
-        del module
-        (path,) = glob.glob(options.profile_file_prefix + "*")
-        with open(path) as file:
-            events = json.load(file)
-        os.remove(path)
-        return self._attributed(events), found
+
+        def events():
+            # The profile is written when its session ends.
+            (path,) = glob.glob(options.profile_file_prefix + "*")
+            with open(path) as file:
+                found = json.load(file)
+            os.remove(path)
+            return found
+
+        return events, module
 
     def gradients(self, images, labels):
         values = {name: self._state.parameters[name].data for name in self._names}
@@ -373,15 +399,28 @@ class Trainer(object):
                 shutil.rmtree(folder)
 
     def _attributed(self, events):
+        """(layer times, {"loss", "other", "dispatch": seconds}) of the last run."""
         layers = self._network["layers"]
         spent = {"forward": [0.0] * len(layers), "backward": [0.0] * len(layers)}
-        nodes = [event for event in events if event.get("cat") == "Node" and event["name"].endswith("_kernel_time")]
-        for event in nodes[-(len(nodes) // 3) :]:
-            found = LAYER.search(event["name"])
+        parts = {"loss": 0.0, "other": 0.0}
+        nodes, before = of_last_run(events, "_kernel_time"), of_last_run(events, "_fence_before")
+        for event in nodes:
+            found, name, seconds = LAYER.search(event["name"]), event["name"].lower(), event["dur"] * 1e-6
             if found:
-                part = "backward" if "_Grad" in event["name"] or "_grad" in event["name"] else "forward"
-                spent[part][int(found.group(1))] += event["dur"] * 1e-6
-        return [
+                spent["backward" if "_grad" in name else "forward"][int(found.group(1))] += seconds
+            else:
+                parts["loss" if "softmaxcrossentropy" in name else "other"] += seconds
+        run_s = [event["dur"] for event in events if event["name"] == "SequentialExecutor::Execute"][-1] * 1e-6
+        records_s = 3e-6 * sum(node["ts"] - first["ts"] for node, first in zip(nodes, before))
+        parts["dispatch"] = max(0.0, run_s - sum(event["dur"] for event in nodes) * 1e-6 - records_s)
+        times = [
             {"layer": layer["name"], "forward_s": forward_s, "backward_s": backward_s}
             for layer, forward_s, backward_s in zip(layers, spent["forward"], spent["backward"])
         ]
+        return times, parts
+
+
+def of_last_run(events, ending):
+    """The nodes' events with names that end so, of the last of the profiled runs."""
+    found = [event for event in events if event.get("cat") == "Node" and event["name"].endswith(ending)]
+    return found[-(len(found) // PROFILED_RUNS) :]
