@@ -37,12 +37,12 @@ COLLECTIVES = Kind("n_bytes", "time_s", "time_std_s")
 
 def read_observed(path: Path, kind: Kind) -> pd.DataFrame:
     """The observations in `path`, checked."""
-    return check_observed(_read(path), kind, path)
+    return check_observed(read_fields(path), kind, path)
 
 
 def read_points(path: Path, kind: Kind) -> pd.DataFrame:
     """The points in `path`, checked."""
-    return check_points(_read(path), kind, path)
+    return check_points(read_fields(path), kind, path)
 
 
 def write_predictions(table: pd.DataFrame, path: Path) -> None:
@@ -81,7 +81,8 @@ def check_points(table: pd.DataFrame, kind: Kind, source: Path | str = "points")
     return _checked(table, kind.key, kind, source)
 
 
-def _read(path: Path) -> pd.DataFrame:
+def read_fields(path: Path) -> pd.DataFrame:
+    """The table in the CSV file `path`, every field as text. Raises InputError for what is no table."""
     try:
         table = pd.read_csv(io.StringIO(read_text(path)), dtype=str, keep_default_na=False, skip_blank_lines=False)
     except (pd.errors.ParserError, pd.errors.EmptyDataError) as error:
@@ -102,11 +103,11 @@ def _checked(table: pd.DataFrame, columns: tuple[str, ...], kind: Kind, source: 
         raise InputError(f"{source}: column {unknown[0]!r} is not known; remove it, the columns are {wanted}")
     table = table.reset_index(drop=True).copy()
     groups = table["group"].fillna("").astype(str).str.strip()
-    _refuse(groups == "", table, "group", source, "a name")
+    refuse(groups == "", table, "group", source, "a name")
     table["group"] = groups
     for name in ("workers", "nodes", kind.size):
         table[name] = _numbers(table, name, source, "a whole number from 1 to 1e15", _is_count)
-    _refuse(table["nodes"] > table["workers"], table, "nodes", source, "at most the number of workers")
+    refuse(table["nodes"] > table["workers"], table, "nodes", source, "at most the number of workers")
     twice = table.duplicated(list(kind.key))
     if twice.any():
         row = int(np.flatnonzero(twice)[0])
@@ -133,11 +134,12 @@ def _numbers(
     bad = ~(np.isfinite(values) & accept(values))
     if may_be_empty:
         bad &= ~empty
-    _refuse(bad, table, name, source, expected)
+    refuse(bad, table, name, source, expected)
     return values.astype(np.int64) if name in ("workers", "nodes", "local_batch", "n_bytes") else values
 
 
-def _refuse(bad: pd.Series, table: pd.DataFrame, name: str, source: Path | str, expected: str) -> None:
+def refuse(bad: pd.Series, table: pd.DataFrame, name: str, source: Path | str, expected: str) -> None:
+    """Raise InputError for the first row where `bad`: its line in `source`, its value in column `name`, the mend."""
     if bad.any():
         row = int(np.flatnonzero(bad)[0])
         value = table[name].iloc[row]
