@@ -51,6 +51,21 @@ PAPER = {
         },
     ],
 }
+CITED = {
+    "message": "If you use it, cite it (planted).",
+    "title": "planted study",
+    "authors": [{"name": "The planters"}],
+    "version": "0.1.0",
+    "references": [
+        {
+            "type": "article",
+            "title": "A planted paper",
+            "authors": [{"given-names": "Ada", "family-names": "Planted"}],
+            "year": 2018,
+            "doi": "10.1/planted",
+        }
+    ],
+}
 _VERDICTS = (
     "holds",
     "holds in shape",
@@ -68,6 +83,8 @@ def plant(root: Path) -> Path:
     style.use()
     (root / "lib" / "steptime").mkdir(parents=True)
     write_text(root / "dvc.yaml", "stages: {}\n")
+    write_text(root / "CITATION.cff", yaml.safe_dump(CITED, sort_keys=False))
+    write_text(root / "CHANGELOG.md", "# Changes\n\n## 0.1.0\n\n* Something `new` (planted).\n")
     write_text(root / "data" / "published" / "planted2018.yaml", yaml.safe_dump(PAPER, sort_keys=False))
     write_text(root / "data" / "machines" / "planted.yaml", yaml.safe_dump(_machine(), sort_keys=False))
     link = _machine()["links"][0]
@@ -142,14 +159,17 @@ def summary() -> dict:
         "question": "What does one training step cost, in which framework, on how many machines, and why?",
         "answers": [
             {
+                "question": "device",
                 "text": "On two cores torch takes less time than tensorflow for every network here (planted).",
                 "figure": "headline.svg",
             },
             {
+                "question": "device",
                 "text": "Backward is more than half of every step (planted).",
                 "figure": None,
             },
             {
+                "question": "predicted",
                 "text": "Over a 10 Gbit/s ring, merging keeps the speed-up on 64 workers near ideal (planted).",
                 "figure": "speed_up.svg",
             },
@@ -191,7 +211,7 @@ def _run(run_id: str, network: str, framework: str, round_: int, status: str) ->
         "size": "quick",
         "batch": 32,
         "dtype": "float32",
-        "device": "cpu" if status == "finished" else "gpu",
+        "device": "cpu" if status == "finished" else "cuda",
         "threads": 1,
         "workers": 1,
         "input": "sequential",

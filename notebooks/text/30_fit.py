@@ -87,8 +87,9 @@ def few(part: pd.DataFrame) -> bool:
 
 for setting, part in alone.groupby(SETTING):
     if not few(part):
-        frameworks = part["framework"].nunique()
-        text = f"{words(setting)}: {frameworks} settings, compared in [Which framework](50_single_device.ipynb)."
+        counts = part.groupby("network")["framework"].nunique()
+        span = " to ".join(dict.fromkeys([str(counts.min()), str(counts.max())]))
+        text = f"{words(setting)}: {span} settings a network, compared in [Which framework](50_single_device.ipynb)."
         display(Markdown(text))
         continue
     figure = figures.step_times(part, f"Time of one training step, measured ({words(setting)})")
@@ -119,19 +120,22 @@ def comparison_rows(name: str) -> list[dict]:
 
 compared = pd.DataFrame([row for name in campaigns for row in comparison_rows(name)], columns=COMPARISON_COLUMNS)
 save(compared, "comparisons")
-sentences = [
-    f"{words(setting)}, {row.network}: {row.slower} takes {row.ratio:.3g} times as long as {row.faster} "
-    f"({row.lo:.3g} to {row.hi:.3g})" + ("" if row.different else ": **no difference** that this campaign can tell")
-    for setting, part in compared[compared["input"] == "sequential"].groupby(SETTING)
-    if part["slower"].nunique() < FEW_FRAMEWORKS
-    for row in part.itertuples()
-]
-display(Markdown("\n".join(f"* {sentence}." for sentence in sentences)))
+in_sequence = compared[compared["input"] == "sequential"]
+for setting, part in in_sequence.groupby(SETTING):
+    if part["slower"].nunique() >= FEW_FRAMEWORKS:
+        continue
+    shown = part[["network", "batch", "faster", "slower"]].copy()
+    shown["slower takes, times as long"] = part["ratio"].map("{:.3g}".format)
+    shown["interval"] = [f"{row.lo:.3g} to {row.hi:.3g}" for row in part.itertuples()]
+    shown["told apart"] = part["different"].map({True: "yes", False: "no"})
+    shown = shown.sort_values(["network", "batch"], kind="stable").reset_index(drop=True)
+    display(Markdown(f"**{words(setting)}**"), shown)
 
 # %% [markdown]
 # ## Where the time goes
 #
-# Phases are timed in steps of their own that end each phase with a synchronisation, so their sum can exceed the step.
+# Phases are timed in steps of their own that end each phase with a synchronisation. So a bar's number is the sum of its
+# phases, not the step time above: it can exceed it, and the lines below the figures say by how much.
 
 # %%
 profiled = {name: profile_cases(campaign) for name, campaign in campaigns.items()}
@@ -162,7 +166,8 @@ for setting, part in phases[phases["workers"] == 1].groupby(SETTING):
     batches = part.groupby("network")["batch"].transform("max")
     part = part[part["batch"] == batches].assign(setting=part["framework"])
     part["part"] = part["phase"].map(figures.PHASE_LABELS)
-    figure = panels.stacked(part, panels.PHASE_COLOURS, f"Where the step's time goes, measured ({words(setting)})")
+    title = f"Where the step's time goes, measured ({words(setting)})"
+    figure = panels.stacked(part, panels.PHASE_COLOURS, title, "sum of the phases, ms")
     style.save(figure, folder / named("phases", setting))
     display(figure)
 

@@ -254,7 +254,8 @@ else:
 # ## Where the time goes: phases
 #
 # Reading, copying to the device, forward, backward, update, each ended by a synchronisation. A setting that runs the
-# step as one piece has no phases: its row says so. Networks are those of the primary paper where they were measured.
+# step as one piece has no phases: its row says so. A bar's number is the sum of the phases, which differs from the step
+# time above by what the synchronisations cost. Networks are those of the primary paper where they were measured.
 
 # %%
 
@@ -280,7 +281,8 @@ for name in measured_in:
     if own.empty:
         continue
     own = own.assign(part=own["phase"].map(figures.PHASE_LABELS))
-    figure = panels.stacked(own, panels.PHASE_COLOURS, f"Phases of a step, measured ({name})", note="not measured")
+    title = f"Phases of a step, measured ({name})"
+    figure = panels.stacked(own, panels.PHASE_COLOURS, title, "sum of the phases, ms", "not measured")
     style.save(figure, folder / f"figures/phases-{name}.svg")
     display(figure)
     whole = sorted(set(main.loc[main["campaign"] == name, "setting"]) - set(main_phases["setting"]))
@@ -315,14 +317,64 @@ for name in measured_in:
     own = in_order(kind_times[kind_times["campaign"] == name].rename(columns={"group": "part"}), name)
     if own.empty:
         continue
-    figure = panels.stacked(
-        own, panels.KIND_COLOURS, f"A step by kind of layer, measured ({name})", note="not measured"
-    )
+    title = f"A step by kind of layer, measured ({name})"
+    figure = panels.stacked(own, panels.KIND_COLOURS, title, "layers, and the rest of the step, ms", "not measured")
     style.save(figure, folder / f"figures/layer-kinds-{name}.svg")
     display(figure)
     fused = sorted(set(main.loc[main["campaign"] == name, "setting"]) - set(kind_times["setting"]))
     if fused:
         display(Markdown(f"Without layer times (fused or run in one piece): {', '.join(fused)}."))
+
+# %% [markdown]
+# ## Why the fastest is fastest
+#
+# The fastest setting of each network against the next one that can be told apart, and against another setting of its
+# own framework, from which one thing differs (type, layout, compiler, or who wrote the step). Told by kinds of layers
+# where both have layer times, else by phases where both have them. Of a setting that runs in one piece, only the whole
+# is known: then nothing here says which part made the difference.
+
+# %%
+plain = {"torch": "torch", "tensorflow": "tensorflow", "keras": "tensorflow"}
+
+
+def parts_of(name: str, network: str, settings: tuple[str, str]) -> tuple[pd.DataFrame, str]:
+    """The finest parts that two settings of a network share: parts down, the settings across; and what they are."""
+    by_kind = kind_times.rename(columns={"group": "part"})
+    for table, what in ((by_kind, "by kind of layer"), (main_phases.rename(columns={"phase": "part"}), "by phase")):
+        own = table[(table["campaign"] == name) & (table["network"] == network) & table["setting"].isin(settings)]
+        wide = own.pivot_table(index="part", columns="setting", values="time_s", aggfunc="sum").fillna(0.0)
+        if set(settings) <= set(wide.columns):
+            return wide, what
+    return pd.DataFrame(), "in one piece"
+
+
+def won_by(name: str) -> pd.DataFrame:
+    """One row a network and rival: how much longer the rival takes, and in which parts."""
+    rows = []
+    for (network, batch), part in main_standing[main_standing["campaign"] == name].groupby(["network", "batch"]):
+        times = part.set_index("setting")
+        first = times.index[times["standing"].isin(["fastest", "alone"])][0]
+        slower = times[times["standing"] == "slower"].sort_values("ratio")
+        own = plain.get(times.loc[first, "framework"], first)
+        for rival in dict.fromkeys([*slower.index[:1], *({own} & set(times.index) - {first})]):
+            wide, what = parts_of(name, network, (first, rival))
+            apart = (wide[rival] - wide[first]).sort_values(key=abs, ascending=False) if len(wide) else pd.Series()
+            rows.append(
+                {"network": network, "batch": batch, "fastest": first, "against": rival}
+                | {"takes longer, ms": f"{1e3 * (times.loc[rival, 'median_s'] - times.loc[first, 'median_s']):+.3g}"}
+                | {"times": f"{times.loc[rival, 'ratio']:.3g}", "standing": times.loc[rival, "standing"], "known": what}
+                | {"in, ms": ", ".join(f"{kind} {1e3 * seconds:+.3g}" for kind, seconds in apart[:4].items()) or "–"}
+            )
+    return pd.DataFrame(rows)
+
+
+for name in measured_in:
+    reasons = won_by(name)
+    if len(reasons):
+        display(Markdown(f"**{name}**"), reasons)
+
+# %% [markdown]
+# What makes the slowest slow, where both have layer times:
 
 # %%
 ahead = main_standing[main_standing["standing"] != "slower"]
@@ -360,7 +412,8 @@ for name in measured_in:
 #
 # The step less the sum of its layers as they were timed, and which named events that is: reading, copying, loss,
 # update, dispatch (nothing else runs), operations of no layer. What no event explains is told: where layers were timed
-# one by one, with what that costs; where they were timed inside a step, what the instruments add and miss.
+# one by one, with what that costs; where they were timed inside a step, what the instruments add and miss. The step
+# here is that of the processes that timed layers, with their instruments: not the step time compared above.
 
 # %%
 gap_parts = []
@@ -377,7 +430,7 @@ for name in measured_in:
     if own.empty:
         continue
     times = own[["step_s", "layers_s", "gap_s", *EVENTS]].map(lambda seconds: f"{1e3 * seconds:.3g}")
-    times.columns = [f"{column.removesuffix('_s')}, ms" for column in times.columns]
+    times.columns = [f"{column.removesuffix('_s')}, ms" for column in times.columns.str.replace("step_s", "profiled_s")]
     shown = pd.concat([own[["network", "setting", "profile"]], times], axis=1)
     shown["of the gap named"] = own["attributed_share"].map(lambda share: f"{share:.0%}" if share > 0 else "none")
     every_gap = gap[gap["campaign"] == name]
@@ -477,6 +530,13 @@ for key, part in sized.groupby(SETTING, sort=True):
     )
 FIT_COLUMNS = [*SETTING, "networks", "base_bytes", "factor", "median_error", "worst_error", "constant_error"]
 memory_fits = pd.DataFrame(fits, columns=FIT_COLUMNS)
+
+
+def percent(share: float) -> str:
+    """A share as text; where one network alone was measured, none is left to predict it from."""
+    return "–" if pd.isna(share) else f"{share:.1%}"
+
+
 predicted = pd.concat(tested) if tested else sized.iloc[:0].assign(predicted_bytes=0.0, error=0.0)
 save(memory_fits, "memory_fits")
 save(predicted[[*KEY, "described_bytes", "peak_memory_bytes", "predicted_bytes", "error"]], "memory")
@@ -489,9 +549,9 @@ for name in measured_in:
             "threads": own["threads"].astype(str),
             "base, MiB": (own["base_bytes"] / 2**20).map("{:.0f}".format),
             "bytes a described byte": own["factor"].map("{:.2f}".format),
-            "error, median": own["median_error"].map("{:.1%}".format),
-            "worst": own["worst_error"].map("{:.1%}".format),
-            "worst of the others' mean": own["constant_error"].map("{:.1%}".format),
+            "error, median": own["median_error"].map(percent),
+            "worst": own["worst_error"].map(percent),
+            "worst of the others' mean": own["constant_error"].map(percent),
         }
     ).set_index(own["setting"])
     display(Markdown(f"**{name}**, each network predicted from the others"), shown)

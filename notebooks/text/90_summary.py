@@ -19,6 +19,7 @@ from steptime.core.files import project_root, write_json, write_text
 from steptime.core.step import SCHEDULES
 from steptime.notebook import out_folder
 from steptime.report import figures, panels, style
+from steptime.report.summary import QUESTIONS
 
 root = project_root()
 folder = out_folder(out, "summary")
@@ -90,10 +91,23 @@ def which_setting(campaign: str) -> str:
     said = "; ".join(f"{name} on {networks}" for name, networks in ahead.items())
     apart = own["next_ratio"].dropna()
     further = f" The next that can be told apart takes {span(apart, '{:.2f}')} times as long" if len(apart) else ""
-    settings = standing.loc[standing["campaign"] == campaign, "setting"].nunique()
+    compared = standing[standing["campaign"] == campaign].groupby("network")["setting"].nunique()
+    of = f"of the {span(compared, '{}')} settings that could be compared on a network"
+    lead = f"No setting is the fastest everywhere: {of}, it is" if len(ahead) > 1 else f"The fastest, {of}, is"
     return (
-        f"Of {settings} settings the fastest is {said}; the table names those tied with it.{further} "
+        f"{lead} {said}; the table names those tied with it.{further} "
         f"({where(campaign)}; measured, paired by round, corrected for the number of comparisons)."
+    )
+
+
+def what_limits(campaign: str) -> str:
+    """How much of the fastest settings' steps the machine's peaks explain."""
+    own = answers_to[(answers_to["campaign"] == campaign)].dropna(subset=["rest_share"])
+    of = {part: span(own[f"{part}_share"], "{:.0%}") for part in ("arithmetic", "memory", "rest")}
+    return (
+        f"The arithmetic of the fastest setting's step would take {of['arithmetic']} of it at this machine's peak, and "
+        f"what is bound by memory {of['memory']}; the rest, {of['rest']}, is kernels below the peaks and time between "
+        f"kernels ({', '.join(own['network'])}; {where(campaign)}; measured)."
     )
 
 
@@ -138,14 +152,16 @@ def many_workers(campaign: str) -> str:
     )
 
 
-def answers_of(campaign: str) -> list[str]:
-    """The campaign's answers that its tables allow."""
-    found = [which_framework(campaign)]
+def answers_of(campaign: str) -> list[dict]:
+    """The campaign's answers that its tables allow, each with the question that it answers."""
+    found = [("device", which_framework(campaign))]
     if len(part_of(phases, campaign)):
-        found.append(where_time_goes(campaign))
+        found.append(("device", where_time_goes(campaign)))
+    if answers_to.loc[answers_to["campaign"] == campaign, "rest_share"].notna().any():
+        found.append(("device", what_limits(campaign)))
     if len(part_of(asked, campaign)):
-        found.append(many_workers(campaign))
-    return found
+        found.append(("predicted", many_workers(campaign)))
+    return [{"question": question, "text": text, "figure": None} for question, text in found]
 
 
 def many_table(campaigns: list[str]) -> pd.DataFrame:
@@ -242,9 +258,8 @@ broad = [name for name in recorded if steps.loc[steps["campaign"] == name, "netw
 committed = broad or recorded
 answers: list[dict] = []
 for campaign in committed:
-    first, *others = answers_of(campaign)
-    answers.append({"text": first, "figure": "headline.svg" if campaign == committed[0] else None})
-    answers += [{"text": text, "figure": None} for text in others]
+    answers += answers_of(campaign)
+    answers[0]["figure"] = "headline.svg"
     if len(part_of(asked, campaign)):
         answers[-1]["figure"] = f"speed-up-{campaign}.svg"
         style.save(draw_speed_up(campaign), folder / f"figures/speed-up-{campaign}.svg")
@@ -263,6 +278,7 @@ style.save(
 )
 answers += [
     {
+        "question": "measured",
         "text": "A line through the all-reduce times of one schedule's published log (wait-free) predicts the "
         f"published steps of that schedule and two others on {span(line['nodes'], '{}')} K80 nodes to within "
         f"{span(line['error'], '{:+.1%}')}; an independent all-reduce benchmark, to within {span(bench, '{:+.1%}')} "
@@ -270,12 +286,15 @@ answers += [
         "figure": "published.svg",
     },
     {
+        "question": "predicted",
         "text": f"The published rule for merging gradients is up to {rule['rule_above_optimum'].max():.0%} slower than "
         "the best grouping, where backward does not hide the communication (modelled).",
         "figure": None,
     },
 ]
-display(Markdown("\n".join(f"{place}. {answer['text']}" for place, answer in enumerate(answers, start=1))))
+for question in QUESTIONS:
+    told = [answer["text"] for answer in answers if answer["question"] == question.key]
+    display(Markdown(f"**{question.text}**\n\n" + "\n".join(f"* {text}" for text in told or ["No answer yet."])))
 
 # %%
 headline = None
@@ -322,7 +341,7 @@ if "local" in set(steps.loc[steps["input"] == "sequential", "campaign"]):
     style.save(figure, folder / "figures/local.svg")
     table = headline_table(["local"])
     write_text(folder / "derived/local.csv", table.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
-    told = answers_of("local")
+    told = [answer["text"] for answer in answers_of("local")]
     write_json(
         folder / "derived/local.json",
         {

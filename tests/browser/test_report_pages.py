@@ -15,6 +15,7 @@ REAL = Path(__file__).resolve().parents[2] / "data" / "reports"
 VIEWS = [(390, "light"), (390, "dark"), (1440, "light"), (1440, "dark")]
 
 FAULTS = (Path(__file__).parent / "faults.js").read_text(encoding="utf-8")
+OVERLAPS = (Path(__file__).parent / "overlaps.js").read_text(encoding="utf-8")
 FAINT = (Path(__file__).parent / "faint.js").read_text(encoding="utf-8")
 
 
@@ -51,11 +52,14 @@ def test_the_checks_see_planted_faults(browser: object, tmp_path: Path) -> None:
         "<meta name=viewport content='width=device-width'>"
         "<p style='width: 500px'>wide</p><p style='width: 50px; overflow: hidden; white-space: nowrap'>long, long</p>"
         "<p style='color: #999'>faint</p><svg width=50 height=20><text x=40 y=15>outside</text></svg><img src=none.png>"
+        "<div class=figure><svg width=90 height=50><text x=5 y=15>one</text><text x=15 y=18>two</text>"
+        "<text x=5 y=40>three</text></svg></div>"
     )
     browser.get(page.as_uri())
     found = "\n".join(browser.execute_script(FAULTS))
     for fault in ("document is", "sticks out: P.: wide", "cut off: P.: long, long", "outside its figure: outside"):
         assert fault in found
+    assert browser.execute_script(OVERLAPS) == ["labels overlap: one | two"]
     assert [line[5:] for line in browser.execute_script(FAINT)] == ["P.: faint"]
     assert any("none.png" in entry["message"] for entry in browser.get_log("browser"))
 
@@ -70,7 +74,7 @@ def test_every_page_fits_and_is_readable(browser: object, reports: Path, width: 
         browser.execute_script("for (const box of document.querySelectorAll('details')) box.open = true")
         assert browser.execute_script("return document.title").endswith("steptime")
         assert browser.execute_script("return matchMedia('(prefers-color-scheme: dark)').matches") == (scheme == "dark")
-        found = browser.execute_script(FAULTS) + browser.execute_script(FAINT)
+        found = [fault for check in (FAULTS, FAINT, OVERLAPS) for fault in browser.execute_script(check)]
         found += [entry["message"] for entry in browser.get_log("browser")]
         if found:
             faults[page.name] = found
@@ -143,7 +147,7 @@ def test_the_ledger_filters_by_verdict_kind_and_words(browser: object, planted: 
         script = "arguments[0].elements[arguments[1]].value = arguments[2];"
         browser.execute_script(f"{script} arguments[0].dispatchEvent(new Event('input'))", form, name, value)
 
-    for name in ("verdict", "kind"):
+    for name in ("verdict", "kind", "paper"):
         for value in sorted({claim[name] for claim in claims()}):
             choose(name, value)
             expected = [claim["claim"] for claim in claims() if claim[name] == value]

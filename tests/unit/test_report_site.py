@@ -1,6 +1,7 @@
 """The static report, built from planted inputs: complete, self-contained, byte-stable, whole or not at all."""
 
 import hashlib
+import html
 import json
 import re
 import shutil
@@ -10,14 +11,15 @@ import nbformat
 import pandas as pd
 import pytest
 from bs4 import BeautifulSoup
-from planted_report import claims, plant
+from planted_report import _speed_ups, claims, plant, summary
 
 from steptime.core.errors import InputError
-from steptime.report import markup, site, style
+from steptime.report import figures, markup, site, style
 from steptime.report.notebooks import read_page
 from steptime.report.site import build_site
+from steptime.report.summary import QUESTIONS
 
-PAGES = ["campaigns", "claims", "glossary", "index", "measure", "predict", "summary"]
+PAGES = ["about", "campaigns", "claims", "glossary", "index", "measure", "predict", "summary"]
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +94,8 @@ def test_the_ledger_shows_each_claim_with_its_paper_figures_verdict_and_data(bui
         assert claim["tolerance"] in text
         assert row["data-verdict"] == claim["verdict"] == row.select_one(".chip").get_text()
         assert row["data-kind"] == claim["kind"]
-        assert [link["href"] for link in row.select("a")] == ["https://example.org/planted", claim["data"]]
+        links = ["https://example.org/planted", "predict.html", claim["data"], "data/published/planted2018.yaml"]
+        assert [link["href"] for link in row.select("a")] == links
         published, ours = row.select("td.number")
         assert published["data-value"] == ("" if claim["published"] is None else str(claim["published"]))
         assert ours["data-value"] == ("" if claim["ours"] is None else str(claim["ours"]))
@@ -111,7 +114,7 @@ def test_campaigns_show_what_did_not_run_what_was_disturbed_and_which_is_local(b
 
 
 def test_each_page_says_which_campaigns_it_shows(built: Path) -> None:
-    named = {page: [link.get_text() for link in _soup(built, page).select(".origin a")] for page in PAGES[3:]}
+    named = {page: [link.get_text() for link in _soup(built, page).select(".origin a")] for page in PAGES[4:]}
     both = ["planted-laptop", "local"]
     assert named == {"index": both, "measure": ["local"], "predict": ["planted-laptop"], "summary": both}
 
@@ -119,11 +122,17 @@ def test_each_page_says_which_campaigns_it_shows(built: Path) -> None:
 def test_the_index_gives_question_answers_headline_and_counts(built: Path) -> None:
     soup = _soup(built, "index")
     assert soup.h1.get_text().startswith("What does one training step cost")
-    assert len(soup.select(".answers li")) == 3
-    assert soup.select_one(".headline svg")
+    asked = soup.select("section.answer")
+    assert [section.h2.get_text().strip()[2:] for section in asked[:2]] == [item.text for item in QUESTIONS[:2]]
+    first, second = summary()["answers"][0], summary()["answers"][2]
+    assert asked[0].select_one(".said").get_text() == first["text"]
+    assert asked[1].select_one(".said").get_text() == second["text"]
+    assert asked[0].select_one(".headline svg")
+    assert asked[1].select_one("svg")
+    assert len(asked) == 2  # nothing planted is about the third question
     cells = [cell.get_text() for cell in soup.select(".headline tbody tr:first-child td")]
     assert cells == ["mlp", "32", "2.10", "2.56"]
-    assert len(soup.select(".cards li")) == 3
+    assert [link["href"] for link in soup.select(".cards a")] == ["measure.html", "predict.html"]
     assert sum(int(count.get_text()) for count in soup.select(".counts b")) == len(claims())
 
 
@@ -306,6 +315,102 @@ def test_seconds_are_shown_in_ms_with_their_points_below_each_other() -> None:
     table = pd.DataFrame({"network": ["mlp", "lenet"], "step_s": [0.0021, 0.0416], "is_used": [True, False]})
     cells = [cell.get_text() for cell in BeautifulSoup(markup.table(table), "html.parser").select("td, th")]
     assert cells == ["network", "step, ms", "is used", "mlp", "2.10", "yes", "lenet", "41.60", "no"]
+
+
+def test_pages_are_grouped_by_the_question_that_they_are_about(built: Path) -> None:
+    soup = _soup(built, "predict")
+    groups = {
+        group.summary.get_text(): [link["href"] for link in group.select("a")]
+        for group in soup.select("nav.side details")
+    }
+    assert list(groups) == ["Overview", "One device", "Many workers, predicted", "Evidence"]
+    assert groups["Overview"] == ["index.html", "summary.html"]
+    assert groups["One device"] == ["measure.html"]
+    assert groups["Many workers, predicted"] == ["predict.html"]
+    opened = [group.summary.get_text() for group in soup.select("nav.side details[open]")]
+    assert opened == ["Overview", "Many workers, predicted"]
+    assert not [group for group in _soup(built, "index").select("nav.side details") if not group.has_attr("open")]
+
+
+def test_no_notebook_is_about_two_questions() -> None:
+    numbers = [number for question in QUESTIONS for number in question.numbers]
+    assert len(numbers) == len(set(numbers))
+
+
+def test_how_to_cite_comes_from_the_citation_file(checkout: Path) -> None:
+    soup = _soup(checkout, "about")
+    own, paper = [block.get_text() for block in soup.select("pre")]
+    assert "author = {{The planters}}" in own
+    assert "title = {{planted study}}" in own
+    assert paper.startswith("@article{planted2018,")
+    assert "author = {Ada Planted}" in paper
+    assert soup.select_one("a[href='https://doi.org/10.1/planted']")
+    assert "Something new (planted)." in soup.get_text()
+    path = checkout / "CITATION.cff"
+    path.write_text(path.read_text().replace("title: planted study", "name: planted study"))
+    with pytest.raises(InputError, match=r"CITATION.cff: title: is missing"):
+        build_site(checkout)
+
+
+def test_the_table_of_exit_statuses_has_every_one_that_the_command_uses(built: Path) -> None:
+    shown = [int(term.get_text()) for term in _soup(built, "about").select("section:has(> #statuses) dt")]
+    source = (Path(site.__file__).parents[1] / "cli.py").read_text()
+    used = re.findall(r"(?:_say\([^\n]*, |sys\.exit\(|status = )(\d+)", source)
+    assert {1, 2, 130} <= {int(status) for status in used} <= set(shown)
+
+
+def test_claims_that_were_decided_come_first(checkout: Path) -> None:
+    path = checkout / "data" / "derived" / "claims" / "planted.json"
+    rows = json.loads(path.read_text())
+    path.write_text(json.dumps(rows[::-1]))
+    build_site(checkout)
+    verdicts = [row["data-verdict"] for row in _soup(checkout, "claims").select("#ledger tbody tr")]
+    assert verdicts[-2:] == ["unverified source", "needs a GPU"]
+    assert verdicts[:-2] == [row["verdict"] for row in rows[::-1] if row["verdict"] in verdicts[:-2]]
+
+
+def test_a_long_reason_is_cut_where_a_part_ends_and_told_in_full_below(checkout: Path) -> None:
+    path = checkout / "data" / "derived" / "claims" / "planted.json"
+    rows = json.loads(path.read_text())
+    rows[0]["why"] = "; ".join(f"part {place} is longer" for place in range(100))
+    path.write_text(json.dumps(rows))
+    build_site(checkout)
+    cell = _soup(checkout, "claims").select_one("#ledger tbody tr [data-label=Why] > div")
+    shown = cell.contents[0].strip()
+    assert len(shown) < 250
+    assert shown.endswith("is longer …")
+    assert rows[0]["why"] in cell.details.get_text()
+
+
+def test_a_figures_repeated_styles_are_written_once_and_nothing_it_refers_to_is_lost() -> None:
+    style.use()
+    svg = style.svg_text(figures.speed_up(_speed_ups(), title="planted"))
+    shown = markup.figure(svg, "planted", "figure-1")
+    assert len(shown) < 0.8 * len(svg)
+    soup = BeautifulSoup(shown, "html.parser")
+    ids = {tag["id"] for tag in soup.select("[id]")}
+    used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', shown))
+    assert used == ids
+    classes = set(re.findall(r"svg \.([\w-]+)\{", shown))
+    assert {name for tag in soup.select("svg [class]") for name in tag["class"]} == classes
+    texts = [tag.get_text() for tag in soup.select("text")]
+    assert texts == [html.unescape(text) for text in re.findall(r"<text[^>]*>([^<]*)<", svg)]
+
+
+def test_pandas_two_rows_of_headings_become_one_and_a_plain_first_column_stays_in_sight() -> None:
+    table = pd.DataFrame({"network": ["a", "b"], "size": [1, 2], "why": ["x", "long words " * 9]}).set_index("network")
+    soup = BeautifulSoup(table.to_html(), "html.parser")
+    markup.tidy_tables(soup)
+    assert [[cell.get_text() for cell in row.select("th")] for row in soup.select("thead tr")] == [
+        ["network", "size", "why"]
+    ]
+    assert soup.table["class"] == "held"
+    assert [cell.get_text()[:4] for cell in soup.select(".long")] == ["long"]
+    nested = table.set_index("size", append=True)
+    again = BeautifulSoup(pd.concat([nested, nested]).sort_index().to_html(), "html.parser")
+    markup.tidy_tables(again)
+    assert len(again.select("thead tr")) == 1
+    assert not again.select(".held")
 
 
 def test_pandas_tables_lose_row_numbers_and_gain_alignment() -> None:

@@ -20,6 +20,8 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from steptime.core.errors import InputError
 from steptime.report.style import colour, mark
 
+WIDTH = 4.8
+"""Inches: a figure is seen whole on a phone, its labels still large enough to read."""
 PHASES = ("io", "h2d", "forward", "backward", "comm", "update")
 PHASE_LABELS = {
     "io": "read input",
@@ -53,7 +55,7 @@ def step_times(table: pd.DataFrame, title: str = "Time of one training step") ->
     """
     table = _checked("step_times", table, ["network", "framework", "median_s", "lo_s", "hi_s"])
     networks, frameworks = _order(table["network"]), _order(table["framework"])
-    figure = Figure(figsize=(6.6, 1.25 + 0.34 * len(networks) * max(len(frameworks), 1.6)))
+    figure = Figure(figsize=(WIDTH, 1.25 + 0.34 * len(networks) * max(len(frameworks), 1.6)))
     axes = figure.subplots()
     for row in table.itertuples():
         y = networks.index(row.network) + _dodge(frameworks.index(row.framework), len(frameworks))
@@ -83,7 +85,7 @@ def phases(table: pd.DataFrame, title: str = "Where the step's time goes") -> Fi
         raise InputError(f"figure phases: phase = {unknown[0]!r}: is unknown; use one of {', '.join(PHASES)}")
     present = [name for name in PHASES if name in wide.columns and wide[name].fillna(0).sum() > 0]
     networks, frameworks = _order(table["network"]), _order(table["framework"])
-    figure = Figure(figsize=(6.6, 1.3 + 0.31 * len(networks) * (len(frameworks) + 0.4)))
+    figure = Figure(figsize=(WIDTH, 1.3 + 0.31 * len(networks) * (len(frameworks) + 0.4)))
     axes = figure.subplots()
     height = 0.8 / len(frameworks)
     total = wide.sum(axis=1) * 1e3
@@ -118,9 +120,9 @@ def speed_up(
     needed = ["workers", "speed_up", series] + ([panel] if panel else [])
     table = _checked("speed_up", table, needed, kind="modelled")
     names = _order(table[panel]) if panel else [""]
-    columns = min(len(names), 3)
+    columns = min(len(names), 2)
     rows = -(-len(names) // columns)
-    figure = Figure(figsize=(6.6, 0.9 + (2.5 if columns > 1 else 3.4) * rows))
+    figure = Figure(figsize=(WIDTH, 0.9 + (2.3 if columns > 1 else 3.1) * rows))
     grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     counts = sorted(table["workers"].unique())
     for axes, name in zip(grid.flat, names, strict=False):
@@ -155,7 +157,7 @@ def predicted_measured(table: pd.DataFrame, title: str = "Predicted over measure
     needed = ["network", "framework", "measured_s", "predicted_s"]
     table = _checked("predicted_measured", table, needed, kind="modelled")
     networks, frameworks = _order(table["network"]), _order(table["framework"])
-    figure = Figure(figsize=(6.6, 1.25 + 0.34 * len(networks) * max(len(frameworks), 1.6)))
+    figure = Figure(figsize=(WIDTH, 1.25 + 0.34 * len(networks) * max(len(frameworks), 1.6)))
     axes = figure.subplots()
     axes.axvspan(0.9, 1.1, color=colour("grid"), linewidth=0, alpha=0.6)
     axes.axvline(1.0, color=colour("muted"), linewidth=0.9)
@@ -312,4 +314,4 @@ def _legend_columns(handles: Sequence[Line2D | Patch], room_pt: float) -> int:
 
 def _lines(title: str) -> str:
     """The title, broken so that it stays within the figure."""
-    return textwrap.fill(title, 58)
+    return textwrap.fill(title, 44)

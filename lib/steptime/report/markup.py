@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urldefrag
@@ -14,6 +15,7 @@ from markupsafe import Markup, escape
 from steptime.report.style import THEME
 
 _NUMBER = re.compile(r"[-+−]?[\d\s,]*\.?\d+([eE][-+]?\d+)?\s*%?|nan|NaN|inf|–|")
+_LONG_CELL = 26
 _SCROLL = {"class": "scroll", "tabindex": "0", "role": "region"}
 
 
@@ -42,6 +44,14 @@ def share(value: float | None) -> str:
     return Markup("<strong>{}</strong>").format(text) if value > 0.5 else text
 
 
+def lead(text: str, length: int = 240) -> str:
+    """The first parts of a long text, for who wants no more; the whole text where it is not long."""
+    if len(text) <= length:
+        return text
+    end = max(text.rfind(mark, 0, length) for mark in ("; ", ". ", ", ", " "))
+    return text[:end].rstrip(";., ") + " …"
+
+
 def figure(svg: str, label: str, key: str) -> str:
     """An SVG file's text as part of a page: its colours follow the page's, its ids are `key`'s own.
 
@@ -62,13 +72,28 @@ def figure(svg: str, label: str, key: str) -> str:
         # the paper of figure and axes is the page's, whose shadows tell that there is more to scroll to
         body = body.replace('style="fill: var(--paper)"', 'style="fill: none"')
     paper = "" if is_ours else " on-paper"
-    body = re.sub(r"\n\s*", "\n", body).strip()
-    # as wide as drawn where there is room; on a phone, scrolled rather than too small to read
-    size = f"max-width: {width:.0f}px; min-width: {min(width, 480):.0f}px"
+    body = _lean(re.sub(r"\n\s*", "\n", body).strip(), key)
+    # a narrow figure grows where there is room; on a phone, a wide one is scrolled rather than too small to read
+    size = f"max-width: {max(width, min(1.35 * width, 640)):.0f}px; min-width: {0.75 * width:.0f}px"
     return (
         f'<div class="scroll figure{paper}" tabindex="0" role="region" aria-label="{escape(label)}">'
         f'<div style="{size}">{body}</div></div>'
     )
+
+
+def _lean(svg: str, key: str) -> str:
+    """The drawing in fewer bytes: a style that comes again is a class, ids are those that something refers to, and
+    coordinates have two decimals (a pixel has none)."""
+    wanted = set(re.findall(r'(?:href="#|url\(#)([^")]+)', svg))
+    svg = re.sub(r' id="([^"]+)"', lambda found: found.group() if found.group(1) in wanted else "", svg)
+    svg = re.sub(r"(?<=[ \n\"(,\-])(\d+\.\d{2})\d+", r"\1", svg)
+    counts = Counter(re.findall(r' style="([^"]*)"', svg))
+    names = {style: f"{key}-{place}" for place, style in enumerate(sorted(counts)) if counts[style] > 2}
+    for style, name in names.items():
+        svg = svg.replace(f' style="{style}"', f' class="{name}"')
+    rules = "".join(f"svg .{name}{{{style}}}" for style, name in names.items())
+    place = svg.index(">") + 1
+    return f"{svg[:place]}<style>{rules}</style>{svg[place:]}" if rules else svg
 
 
 def table(rows: pd.DataFrame, caption: str = "") -> str:
@@ -91,7 +116,9 @@ def tidy_tables(soup: BeautifulSoup) -> None:
         found.attrs.pop("border", None)
         found.attrs.pop("class", None)
         _drop_row_numbers(found)
+        _join_heads(found)
         _align_numbers(found)
+        _mark_cells(found)
         caption = found.find("caption")
         label = caption.get_text() if caption else f"Table {place}"
         found.wrap(soup.new_tag("div", attrs=_SCROLL | {"aria-label": label}))
@@ -200,6 +227,33 @@ def _drop_row_numbers(found: Tag) -> None:
         cell = row.find("th")
         if cell is not None and not cell.get_text().strip():
             cell.decompose()
+
+
+def _join_heads(found: Tag) -> None:
+    """pandas' two rows of headings, the columns' and the index', as one: no column is named in both."""
+    rows = [row.find_all("th") for row in found.select("thead tr")]
+    if len(rows) != 2 or len(rows[0]) != len(rows[1]) or found.select("thead [colspan], thead [rowspan]"):
+        return
+    texts = [[cell.get_text().strip() for cell in row] for row in rows]
+    index = len(found.select("tbody tr")[0].find_all("th")) if found.select("tbody tr") else 0
+    if any(texts[1][index:]):
+        return
+    for above, below, upper, lower in zip(*rows, *texts, strict=True):
+        # what the columns are is named beside what the rows are
+        above.string = " / ".join(filter(None, (lower, upper)))
+        below.decompose()
+    found.select("thead tr")[1].decompose()
+
+
+def _mark_cells(found: Tag) -> None:
+    """Cells of many words may be broken, others are not; the first column stays in sight where no row shares it."""
+    for cell in found.select("tbody td, tbody th"):
+        if len(cell.get_text().strip()) > _LONG_CELL:
+            cell["class"] = "long"
+    first = [row.find(["th", "td"]) for row in found.select("tr")]
+    is_short = all(cell is None or len(cell.get_text().strip()) <= _LONG_CELL for cell in first)
+    if is_short and not found.select("[rowspan], [colspan]"):
+        found["class"] = "held"
 
 
 def _align_numbers(found: Tag) -> None:

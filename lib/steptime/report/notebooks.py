@@ -18,7 +18,7 @@ from steptime.core.files import read_text
 from steptime.report import markup
 
 TEMPLATES = Path(__file__).parent / "templates"
-RESERVED = ("index", "claims", "campaigns", "glossary")
+RESERVED = ("index", "claims", "campaigns", "glossary", "about")
 _LONG_FORMULA = 40
 _FIGURE_MARK = "steptime-figure-{}"
 
@@ -47,8 +47,8 @@ class NotebookPage:
         return self.path.stem.partition("_")[2]
 
     @property
-    def number(self) -> str:
-        return self.path.stem.partition("_")[0]
+    def number(self) -> int:
+        return int(self.path.stem.partition("_")[0])
 
     @property
     def href(self) -> str:
@@ -112,6 +112,11 @@ class _Renderer(IPythonRenderer):
         return self.block_math(f"\\begin{{{name}}}{body}\\end{{{name}}}")
 
 
+def markdown(source: str) -> str:
+    """Markdown as HTML."""
+    return str(MarkdownWithMath(renderer=_Renderer(escape=False, exclude_anchor_links=True)).render(source))
+
+
 class _Exporter(HTMLExporter):
     """nbconvert's `basic` pages with our cells: code folded, no prompts, nothing fetched."""
 
@@ -119,7 +124,7 @@ class _Exporter(HTMLExporter):
         super().__init__(template_name="basic", raw_template=(TEMPLATES / "notebook.html").read_text(encoding="utf-8"))
 
     def markdown_html(self, source: str) -> str:
-        return MarkdownWithMath(renderer=_Renderer(escape=False, exclude_anchor_links=True)).render(source)
+        return markdown(source)
 
     def default_filters(self) -> Any:
         yield from super().default_filters()

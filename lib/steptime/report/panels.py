@@ -1,4 +1,4 @@
-"""Figures of many settings: small panels side by side, one row a setting in the same order in each.
+"""Figures of many settings: small panels side by side, two at most, one row a setting in the same order in each.
 
 Each function takes a table and returns a matplotlib Figure, like `report.figures`. A setting has its framework's
 colour; what tells settings apart is their row, not their colour.
@@ -16,10 +16,9 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from steptime.core.machine import Machine
-from steptime.report.figures import PHASE_LABELS, _checked, _legend_columns, _lines, _order, _short
+from steptime.report.figures import PHASE_LABELS, WIDTH, _checked, _legend_columns, _lines, _order, _short
 from steptime.report.style import colour
 
-WIDTH = 6.6
 ROW = 0.19
 KIND_COLOURS = {
     "convolution": "kind_convolution",
@@ -109,7 +108,7 @@ def roofline(table: pd.DataFrame, machine: Machine, title: str) -> Figure:
     table = table[(table["intensity"] > 0) & (table["flops_per_s"] > 0)]
     groups = [name for name in KIND_COLOURS if (table["group"] == name).any()]
     names = _order(table["setting"])
-    columns = min(3, len(names))
+    columns = min(2, len(names))
     rows = math.ceil(len(names) / columns)
     figure = Figure(figsize=(WIDTH, 1.0 + 2.4 * rows))
     grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
@@ -147,17 +146,14 @@ def roofline(table: pd.DataFrame, machine: Machine, title: str) -> Figure:
 
 
 def scaling(table: pd.DataFrame, x: str, y: str, labels: tuple[str, str], title: str) -> Figure:
-    """Curves of `y` over `x`, one panel a network, one line a setting with its name at the end.
+    """Curves of `y` over `x`, one panel a network below the other, one line a setting with its name at the end.
 
     Columns: network, setting, `x`, `y`. Both axes are logarithmic.
     """
     table = _checked("scaling", table, ["network", "setting", x, y])
     names = _order(table["network"])
-    columns = min(2, len(names))
-    rows = math.ceil(len(names) / columns)
-    figure = Figure(figsize=(WIDTH, 0.7 + 2.5 * rows))
-    for place, name in enumerate(names):
-        axes = figure.add_subplot(rows, columns, place + 1)
+    figure = Figure(figsize=(WIDTH, 0.7 + 2.3 * len(names)))
+    for axes, name in zip(figure.subplots(len(names), 1, squeeze=False).flat, names, strict=True):
         ends = []
         for setting, part in table[table["network"] == name].groupby("setting", sort=False):
             part = part.sort_values(x)
@@ -171,10 +167,10 @@ def scaling(table: pd.DataFrame, x: str, y: str, labels: tuple[str, str], title:
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.yaxis.set_minor_formatter(NullFormatter())
         axes.set_title(name, fontsize=9, fontweight="normal", pad=3)
-        axes.set_xlabel(labels[0] if place + columns >= len(names) else "", fontsize=9)
-        axes.set_ylabel(labels[1] if place % columns == 0 else "", fontsize=9)
+        axes.set_ylabel(labels[1], fontsize=9)
         axes.tick_params(labelsize=8)
         axes.grid(True, which="major")
+    axes.set_xlabel(labels[0], fontsize=9)
     figure.suptitle(_lines(title), x=0.01, ha="left", fontsize=11, fontweight="bold")
     return figure
 
@@ -249,9 +245,9 @@ def _grid(
     label: str,
     handles: Sequence[Line2D | Patch] = (),
 ) -> Figure:
-    """Panels of the values of column `panel`, three abreast, that share their rows."""
+    """Panels of the values of column `panel`, two abreast, that share their rows."""
     names = _order(table[panel])
-    columns = min(3, len(names))
+    columns = min(2, len(names))
     rows = math.ceil(len(names) / columns)
     figure = Figure(figsize=(WIDTH, 0.9 + rows * (0.55 + ROW * len(order))))
     grid = figure.subplots(rows, columns, sharey=True, squeeze=False)

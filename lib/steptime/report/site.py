@@ -1,4 +1,5 @@
-"""The static report in data/reports: one page a notebook, the answers, the claims, the campaigns, the glossary.
+"""The static report in data/reports: one page a notebook, the answers, the claims, the campaigns, the glossary, how
+to cite it.
 
 Pages hold all they need (styles, figures, formulas), so they open from disk with the network off.
 """
@@ -7,7 +8,7 @@ import os
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -17,14 +18,14 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from steptime.core.claims import Claim, Figure, Kind, Paper, Verdict, read_claims, read_paper
-from steptime.core.errors import InputError
+from steptime.core.errors import EXIT_STATUSES, InputError
 from steptime.core.files import read_text, read_yaml, validated, write_text
 from steptime.core.machine import Link, Machine, read_machine
-from steptime.report import markup, provenance
-from steptime.report.notebooks import TEMPLATES, NotebookPage, read_pages
+from steptime.report import citation, markup, provenance
+from steptime.report.notebooks import TEMPLATES, NotebookPage, markdown, read_pages
 from steptime.report.provenance import Recorded
 from steptime.report.style import THEME
-from steptime.report.summary import Local, Summary, figure_path, read_local, read_summary
+from steptime.report.summary import QUESTIONS, Local, Summary, figure_path, read_local, read_summary
 
 LARGEST_PAGE_BYTES = 2_000_000
 
@@ -37,6 +38,8 @@ class LedgerRow:
     paper: Paper
     figure: Figure
     study: str
+    page: NotebookPage | None
+    """The page of the notebook that wrote our figure's data."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,9 @@ class _Entry:
     href: str
     title: str
     group: str
+
+
+_OVERVIEW, _EVIDENCE = "Overview", "Evidence"
 
 
 def build_site(root: Path) -> list[Path]:
@@ -92,11 +98,15 @@ class _Content:
             validated(Link, read_yaml(path), path) for path in sorted((root / "data" / "machines").glob("links/*.yaml"))
         ]
         recorded = provenance.recorded(root)
-        return cls(root, notebooks, read_summary(root), read_local(root), recorded, read_ledger(root), machines, links)
+        ledger = read_ledger(root, notebooks)
+        return cls(root, notebooks, read_summary(root), read_local(root), recorded, ledger, machines, links)
 
 
-def read_ledger(root: Path) -> list[LedgerRow]:
-    """Every study's claims, each with its published figure. Raises InputError when one has no source or no data."""
+def read_ledger(root: Path, notebooks: Sequence[NotebookPage] = ()) -> list[LedgerRow]:
+    """Every study's claims, each with its published figure: what was decided first, what could not be decided here
+    last, in the order of the notebooks. Raises InputError when one has no source or no data.
+    """
+    pages = {page.stage: page for page in notebooks}
     papers = {paper.id: paper for paper in map(read_paper, sorted((root / "data" / "published").glob("*.yaml")))}
     folder = root / "data" / "derived" / "claims"
     paths = sorted(folder.glob("*.json"))
@@ -114,14 +124,22 @@ def read_ledger(root: Path) -> list[LedgerRow]:
                 raise InputError(f"{where}: figure = {claim.figure!r}: is not in {paper.id}.yaml; add it there")
             if not (root / claim.data).is_file():
                 raise InputError(f"{where}: data = {claim.data!r}: no such file; run the study again")
-            rows.append(LedgerRow(claim, paper, figure, path.stem))
-    return rows
+            rows.append(LedgerRow(claim, paper, figure, path.stem, pages.get(Path(claim.data).parts[2])))
+    undecided = ("unverified source", "needs a GPU")
+    return sorted(
+        rows,
+        key=lambda row: (
+            undecided.index(row.claim.verdict) + 1 if row.claim.verdict in undecided else 0,
+            row.page.number if row.page else 100,
+        ),
+    )
 
 
 def _pages(content: _Content, scratch: Path) -> Iterator[tuple[str, str]]:
     environment = _environment()
     nav = _navigation(content)
-    shared = {"nav": nav, "theme": THEME, "style": Markup(read_text(TEMPLATES / "style.css"))}
+    groups = {name: [entry for entry in nav if entry.group == name] for name in dict.fromkeys(e.group for e in nav)}
+    shared = {"groups": groups, "theme": THEME, "style": Markup(read_text(TEMPLATES / "style.css"))}
 
     def render(template: str, href: str, **values: Any) -> tuple[str, str]:
         place = [entry.href for entry in nav].index(href)
@@ -137,10 +155,14 @@ def _pages(content: _Content, scratch: Path) -> Iterator[tuple[str, str]]:
         data = [path for path in _data_files(scratch) if path.startswith(f"data/derived/{page.stage}/")]
         yield render("page.html", page.href, page=page, body=Markup(page.body), used=used, data=data)
     ledger = {"rows": content.ledger, "verdicts": get_args(Verdict), "kinds": get_args(Kind)}
-    yield render("claims.html", "claims.html", **ledger, script=Markup(read_text(TEMPLATES / "ledger.js")))
+    script = Markup(read_text(TEMPLATES / "ledger.js"))
+    yield render("claims.html", "claims.html", **ledger, counts=_counts(content), script=script)
     machines = {"machines": content.machines, "links": content.links}
     yield render("campaigns.html", "campaigns.html", recorded=content.recorded, **machines)
     yield render("glossary.html", "glossary.html", verdicts=get_args(Verdict))
+    changes = read_text(content.root / "CHANGELOG.md").partition("\n")[2]
+    about = {"cited": citation.read(content.root / "CITATION.cff"), "statuses": EXIT_STATUSES}
+    yield render("about.html", "about.html", **about, changes=Markup(markdown(changes)))
 
 
 def _index(content: _Content, scratch: Path) -> dict[str, Any]:
@@ -149,17 +171,31 @@ def _index(content: _Content, scratch: Path) -> dict[str, Any]:
     for place, name in enumerate(summary.figures, start=1):
         label = next((answer.text for answer in summary.answers if answer.figure == name), summary.question)
         figures[name] = Markup(markup.figure(read_text(figure_path(content.root, name)), label, f"figure-{place}"))
-    counts = Counter(row.claim.verdict for row in content.ledger)
+    asked = [
+        (
+            question,
+            [answer for answer in summary.answers if answer.question == question.key],
+            [page for page in content.notebooks if page.number in question.numbers],
+        )
+        for question in QUESTIONS
+    ]
     return {
         "summary": summary,
+        "asked": [item for item in asked if item[1] or item[2]],
         "figures": figures,
         "table": Markup(markup.table(summary.headline.frame())) if summary.headline else "",
         **_local(content),
-        "pages": content.notebooks,
-        "verdict_counts": [(verdict, counts[verdict]) for verdict in get_args(Verdict) if counts[verdict]],
+        "stages": {page.stage for page in content.notebooks},
+        "counts": _counts(content),
         "recorded": content.recorded,
         "data": _by_folder(_data_files(scratch)),
     }
+
+
+def _counts(content: _Content) -> list[tuple[str, int]]:
+    """(verdict, number of claims), those that occur."""
+    counts = Counter(row.claim.verdict for row in content.ledger)
+    return [(verdict, counts[verdict]) for verdict in get_args(Verdict) if counts[verdict]]
 
 
 def _local(content: _Content) -> dict[str, Any]:
@@ -175,12 +211,17 @@ def _local(content: _Content) -> dict[str, Any]:
 
 
 def _navigation(content: _Content) -> list[_Entry]:
+    """Every page in reading order: the answers, then by question, then what they rest on."""
+    of_question = {number: question.title for question in QUESTIONS for number in question.numbers}
+    pages = [_Entry(page.href, page.title, of_question.get(page.number, _OVERVIEW)) for page in content.notebooks]
+    order = [_OVERVIEW, *(question.title for question in QUESTIONS)]
     return [
-        _Entry("index.html", "Question and answers", "Overview"),
-        *(_Entry(page.href, page.title, "Study") for page in content.notebooks),
-        _Entry("claims.html", "Claims", "Evidence"),
-        _Entry("campaigns.html", "Machines and campaigns", "Evidence"),
-        _Entry("glossary.html", "Glossary", "Evidence"),
+        _Entry("index.html", "Questions and answers", _OVERVIEW),
+        *sorted(pages, key=lambda entry: order.index(entry.group)),
+        _Entry("claims.html", "Claims", _EVIDENCE),
+        _Entry("campaigns.html", "Machines and campaigns", _EVIDENCE),
+        _Entry("glossary.html", "Glossary", _EVIDENCE),
+        _Entry("about.html", "Citing, exit statuses, changes", _EVIDENCE),
     ]
 
 
@@ -196,6 +237,7 @@ def _environment() -> Environment:
     )
     environment.filters["number"] = markup.number
     environment.globals |= {"number": markup.number, "exact": markup.exact, "share": markup.share}
+    environment.filters["lead"] = markup.lead
     environment.filters["css_name"] = lambda name: name.replace("_", "-")
     environment.filters["slug"] = lambda text: text.replace(" ", "-").lower()
     environment.filters["table"] = lambda rows, caption="": Markup(markup.table(rows, caption))

@@ -72,7 +72,7 @@ _RC: dict[Any, Any] = {
     # matplotlib's own font decides the layout, so that it is the same on every machine
     "font.sans-serif": ["DejaVu Sans"],
     "font.size": 10,
-    "figure.figsize": (6.6, 3.6),
+    "figure.figsize": (4.8, 3.0),
     "figure.constrained_layout.use": True,
     "axes.titlelocation": "left",
     "axes.titlesize": 11,

@@ -1,6 +1,8 @@
 """What the summary stage hands to the report: summary.json and local.json in data/derived/summary."""
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import pandas as pd
 from pydantic import BaseModel, ConfigDict
@@ -11,13 +13,47 @@ from steptime.core.files import read_json, validated
 Cell = str | float | int | None
 
 
+@dataclass(frozen=True)
+class Question:
+    """One of the study's questions. `title`: in the navigation; `numbers`: of the notebooks that are about it."""
+
+    key: str
+    title: str
+    text: str
+    numbers: frozenset[int]
+
+
+QUESTIONS = (
+    Question(
+        "device",
+        "One device",
+        "Which framework is fastest on one device, and why?",
+        frozenset([*range(10, 40), *range(50, 70)]),
+    ),
+    Question(
+        "predicted",
+        "Many workers, predicted",
+        "What would another schedule, link or number of workers bring?",
+        frozenset(range(40, 50)),
+    ),
+    Question(
+        "measured",
+        "Many workers, measured",
+        "Do the predictions hold where many workers were measured?",
+        frozenset(range(70, 90)),
+    ),
+)
+
+
 class _Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Answer(_Record):
-    """One sentence that answers the question, and the figure that shows it (a file in data/figures/summary)."""
+    """One sentence that answers a question (a key of QUESTIONS), and the figure that shows it (a file in
+    data/figures/summary). A question's first answer is what most people read."""
 
+    question: Literal["device", "predicted", "measured"]
     text: str
     figure: str | None = None
 

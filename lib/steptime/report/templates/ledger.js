@@ -5,11 +5,11 @@ const form = document.getElementById("filter");
 const rows = [...table.tBodies[0].rows];
 
 function show() {
-  const verdict = form.elements.verdict.value, kind = form.elements.kind.value;
+  const chosen = ["verdict", "kind", "paper"].map((name) => [name, form.elements[name].value]);
   const words = form.elements.words.value.toLowerCase().split(/\s+/).filter(Boolean);
   for (const row of rows) {
     const text = row.textContent.toLowerCase();
-    row.hidden = (verdict && row.dataset.verdict !== verdict) || (kind && row.dataset.kind !== kind)
+    row.hidden = chosen.some(([name, value]) => value && row.dataset[name] !== value)
       || !words.every((word) => text.includes(word));
   }
   form.querySelector("output").textContent = `${rows.filter((row) => !row.hidden).length} of ${rows.length} claims`;
