@@ -390,6 +390,29 @@ def collectives_fit(observed: Path, at: Path, out: Path) -> None:
     _fit_and_predict("collectives", observed, at, out)
 
 
+@cli.group()
+def megatron() -> None:
+    """Iteration times of Megatron with data, tensor and pipeline parallelism."""
+
+
+@megatron.command("fit")
+@_tables
+def megatron_fit(observed: Path, at: Path, out: Path) -> None:
+    """Predict iteration times of unmeasured configurations from measured ones, on A100 GPUs.
+
+    Columns: # GPUs, global batch, micro batch, hidden size, attention heads, # layers, sequence length, tensor
+    parallelism, data parallelism, pipeline parallelism, iteration time (ms). Written: the points' configurations with
+    their time, its 90 % interval (iteration time low (ms), iteration time high (ms)) and a note of what was assumed.
+    """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    from steptime.model import megatron as model
+
+    points = model.read_points(at)
+    predicted = model.fit_and_predict(model.read_observed(observed), points)
+    model.write_predictions(predicted, out)
+    click.echo(f"{out}: {len(predicted)} configurations predicted (modelled), with 90 % intervals")
+
+
 # ------------------------------------------------------------------------------------------------------ campaigns
 
 
