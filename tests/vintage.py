@@ -4,13 +4,15 @@ An old framework really trains here, in its own environment; where that is not m
 """
 
 import json
+import re
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, ClassVar
 
 import numpy as np
+import profiled
 import psutil
 import pytest
 
@@ -68,7 +70,6 @@ def patchwork() -> Network:
 
 NETWORKS = {**{name: networks.build(name, **TINY[name]) for name in networks.NAMES}, "patchwork": patchwork()}
 
-# Runs an adapter layer by layer, as it is timed, and compares the gradients with those of the whole network.
 LAYERWISE = """
 import importlib.util, json, sys
 import numpy as np
@@ -77,19 +78,40 @@ def load(path):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-worker, adapter, network = load(sys.argv[1]), load(sys.argv[2]), json.load(sys.stdin)
-vocabulary, shape, classes = network["vocabulary"], network["input_shape"], network["classes"]
-if vocabulary:
-    pool = worker.Tokens(shape, vocabulary, classes, 4, 1)
-else:
-    pool = worker.Images(shape, classes, 4, 1, adapter.CHANNELS_LAST)
-trainer = adapter.build(network, worker.initial_weights(network, 1), 4, 1, 0.1, 1, "cpu", "float32", sys.argv[3])
-whole = trainer.gradients(*pool.first())
-tensors = trainer.layer_by_layer(*pool.first())[1]
-found = trainer.arrays(tensors)
-worst = max(np.linalg.norm(found[name] - whole[name]) / np.linalg.norm(whole[name]) for name in found)
-sys.stderr.write("%d %g\\n" % (len(tensors), worst))
+worker, adapter = load(sys.argv[1]), load(sys.argv[2])
+for network in json.load(sys.stdin):
+    vocabulary, shape, classes = network["vocabulary"], network["input_shape"], network["classes"]
+    if vocabulary:
+        pool = worker.Tokens(shape, vocabulary, classes, 4, 1)
+    else:
+        pool = worker.Images(shape, classes, 4, 1, adapter.CHANNELS_LAST)
+    trainer = adapter.build(network, worker.initial_weights(network, 1), 4, 1, 0.1, 1, "cpu", "float32", sys.argv[3])
+    whole = trainer.gradients(*pool.first())
+    found = trainer.arrays(trainer.layer_by_layer(*pool.first())[1])
+    worst = max(np.linalg.norm(found[name] - whole[name]) / np.linalg.norm(whole[name]) for name in found)
+    sys.stderr.write("\\n%d %g\\n" % (len(found), worst))
 """
+
+
+def check_layer_by_layer(name: str, tried: Sequence[Network]) -> subprocess.CompletedProcess[str]:
+    """Run the setting's adapter layer by layer, as it is timed, and compare the gradients with the whole network's.
+
+    What its interpreter said is the answer, for a setting that is to refuse the networks.
+    """
+    setting = SETTINGS[name]
+    command = [setting.interpreter, "-c", LAYERWISE, child.WORKER, setting.adapter, setting.mode]
+    done = subprocess.run(
+        list(map(str, command)),
+        input=json.dumps([asdict(network) for network in tried]),
+        text=True,
+        capture_output=True,
+        env=child._environment("cpu", 1) | setting.child_environment,
+    )
+    if done.returncode == 0:
+        told = [line.split() for line in done.stderr.splitlines() if re.fullmatch(r"\d+ [-+.e\d]+", line)]
+        assert [int(count) for count, _ in told] == [sum(len(layer.parameters) for layer in n.layers) for n in tried]
+        assert max(float(worst) for _, worst in told) <= LAYERWISE_TOLERANCE
+    return done
 
 
 def built(process: Child, name: str, seed: int, path: Any) -> dict[str, Any]:
@@ -118,6 +140,8 @@ class Checks:
     blas: str
     unsupported: ClassVar[dict[str, str]] = {}
     """The networks that it cannot express, with words of the reason that it gives."""
+    instruments = True
+    """Whether its layers can be timed inside a whole step."""
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -175,19 +199,20 @@ class Checks:
     @pytest.mark.parametrize("name", ["patchwork", "lstm", "transformer"])
     def test_layers_run_one_by_one_are_the_same_backward(self, name):
         self.skip_unless_installed()
-        setting, network = SETTINGS[self.setting], NETWORKS[name]
-        command = [setting.interpreter, "-c", LAYERWISE, child.WORKER, setting.adapter, setting.mode]
-        environment = child._environment("cpu", 1) | setting.child_environment
-        done = subprocess.run(
-            list(map(str, command)), input=network.to_json(), text=True, capture_output=True, env=environment
-        )
+        done = check_layer_by_layer(self.setting, [NETWORKS[name]])
         if name in self.unsupported:
             assert "NotImplementedError" in done.stderr
             return
         assert done.returncode == 0, done.stderr
-        count, worst = done.stderr.splitlines()[-1].split()
-        assert int(count) == sum(len(layer.parameters) for layer in network.layers)
-        assert float(worst) <= LAYERWISE_TOLERANCE
+
+    def test_a_profiled_step_is_the_step(self, processes, tmp_path):
+        if self.instruments:
+            profiled.check(processes[1], tmp_path)
+        else:
+            processes[1].request("build", network=asdict(NETWORKS["lenet"]), **profiled.BUILD)
+            with pytest.raises(ChildError, match="no instruments") as error:
+                processes[1].request("profile", count=1)
+            assert error.value.kind == "unsupported"
 
     def test_one_thread_keeps_to_one_core(self, processes, tmp_path):
         """Python hands over the next operation while one is computed: hence a fifth more than a core."""

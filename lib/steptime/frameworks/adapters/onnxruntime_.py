@@ -276,14 +276,18 @@ class Trainer(object):
         return self._attributed(events())[0], found
 
     def profiled_step(self, images, labels):
-        """A whole step whose forward and backward keep a profile: as layer_by_layer, with the nodes of the loss and others.
+        """A whole step whose forward and backward keep a profile, read as in layer_by_layer.
 
         `dispatch` is the rest of the session's run, less what its records cost: a node has three, and nothing runs
         between the first and the second. The update is the optimizer's own session, timed from outside.
         """
         events, module = self._profiled(images, labels)
-        start = time.perf_counter()
-        self._optimizer.step()
+        # An optimizer keeps to the gradients of the module it was made with, from its first step on.
+        optimizer = Optimizer(os.path.join(self._folder, "optimizer_model.onnx"), module)
+        for rate in (0.0, self._optimizer.get_learning_rate()):
+            optimizer.set_learning_rate(rate)
+            start = time.perf_counter()
+            optimizer.step()
         update_s = time.perf_counter() - start
         module.lazy_reset_grad()
         self._module.lazy_reset_grad()
