@@ -8,7 +8,7 @@ import pytest
 
 from steptime.core.errors import InputError
 from steptime.model.extrapolation import calibrated_fits, extrapolate
-from steptime.model.observations import STEPS, noise_floor, read_observed, read_points
+from steptime.model.observations import STEPS, read_observed, read_points
 
 HOLDOUT = Path(__file__).parents[3] / "shared" / "holdout"
 SCALES = [(1, 1), (2, 1), (4, 1), (4, 2), (8, 2), (8, 4), (12, 3), (16, 4)]
@@ -147,14 +147,6 @@ def test_points_with_times_are_refused(tmp_path):
     path.write_text(HEADER + "a,1,1,8,0.1,\n", encoding="utf-8")
     with pytest.raises(InputError, match="'step_time_s' is not known"):
         read_points(path, STEPS)
-
-
-def test_noise_floor_of_normal_noise():
-    table = pd.DataFrame({STEPS.time: [1.0, 2.0, 4.0], STEPS.std: [0.1, 0.2, np.nan]})
-    floor = noise_floor(table, STEPS)
-    assert floor["median"] == pytest.approx(0.0674, rel=0.02)
-    assert floor["p90"] == pytest.approx(0.1645, rel=0.02)
-    assert floor["share"] == pytest.approx(2 / 3)
 
 
 @pytest.mark.skipif(not HOLDOUT.exists(), reason="public measurements are not beside this checkout")

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from scipy.special import ndtri
 
 from steptime.core.errors import InputError
 from steptime.core.files import read_text, write_text
@@ -48,20 +47,6 @@ def read_points(path: Path, kind: Kind) -> pd.DataFrame:
 def write_predictions(table: pd.DataFrame, path: Path) -> None:
     """Write predictions as CSV, whole or not at all."""
     write_text(path, table.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
-
-
-def noise_floor(observed: pd.DataFrame, kind: Kind) -> dict[str, float]:
-    """Relative errors that a perfect prediction of each row's mean would show, if the noise is normal.
-
-    `median` and `p90` of |error| over the rows that have a standard deviation, and `share`, how many have one.
-    """
-    ratio = (observed[kind.std] / observed[kind.time]).dropna().to_numpy(float)
-    if not len(ratio):
-        return {"median": float("nan"), "p90": float("nan"), "share": 0.0}
-    quantiles = ndtri((np.arange(1, 200) / 200 + 1) / 2)
-    errors = np.outer(ratio, quantiles)
-    share = len(ratio) / len(observed)
-    return {"median": float(np.median(errors)), "p90": float(np.quantile(errors, 0.9)), "share": share}
 
 
 def check_observed(table: pd.DataFrame, kind: Kind, source: Path | str = "observed") -> pd.DataFrame:
