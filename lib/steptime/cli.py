@@ -143,8 +143,13 @@ def site() -> None:
 )
 @click.option("--dtype", "dtypes", multiple=True, help="float32 or bfloat16; may be repeated.")
 @click.option("--device", "devices", multiple=True, help="cpu or cuda; may be repeated.")
-@click.option("--rounds", type=int, help="Most fresh processes per case.")
-@click.option("--budget", "budget_s", type=float, help="Seconds after which no further round starts.")
+@click.option("--rounds", type=int, help="Most fresh processes per case, at least 2.")
+@click.option(
+    "--budget",
+    "budget_s",
+    type=float,
+    help="Seconds within which a third or later round must end; two are always measured.",
+)
 @click.option("--memory-limit", "memory_limit_gib", type=float, help="GiB of private memory for each process.")
 @click.option(
     "--plan", "plan_file", type=click.Path(path_type=Path), help="A campaign's plan.json, to measure it again."
@@ -453,8 +458,14 @@ def campaign_list() -> None:
 @campaign.command("check")
 @click.argument("path", type=click.Path(path_type=Path))
 def campaign_check(path: Path) -> None:
-    """Check the campaign in PATH: columns, rows, keys."""
+    """Check the campaign in PATH: columns, rows, keys, names, times. A framework of another name is only told."""
+    from steptime.core.campaign import read_campaign
+    from steptime.measure import check_names
+
+    unknown = check_names(read_campaign(path), path)
     click.echo(f"{path}: {_summary(path)}")
+    for line in unknown:
+        click.echo(f"warning: {line}", err=True)
 
 
 def _summary(folder: Path) -> str:
@@ -479,13 +490,13 @@ def _summary(folder: Path) -> str:
 def parity(settings: tuple[str, ...], names: tuple[str, ...], out: Path | None) -> None:
     """Compare every setting with torch on every network: parameters, shapes, operations, outputs, gradients; and train.
 
-    Small variants, same weights. Exits with 1 when a pair differs or fails.
+    Small variants, same weights. Interrupted, it goes on where it stopped. Exits with 1 when a pair differs or fails.
     """
     from steptime.measure.parity import parity as compare
     from steptime.measure.parity import write_parity
 
     with _progress("parity") as log:
-        table = compare(settings, names, log)
+        table = compare(settings, names, log, partial=_root() / "data/.partial/parity")
     if out is not None:
         write_parity(table, out)
     for verdict, count in table["verdict"].value_counts().items():

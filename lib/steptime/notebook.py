@@ -6,11 +6,14 @@ the stage's log and not into the published notebook.
 """
 
 import ast
+import fcntl
 import math
+import os
 import re
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,8 +28,13 @@ from steptime.core.files import project_root, read_text, read_yaml, write_text
 sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
 
 SIZES = ("quick", "full")
+ABOVE_ZERO = {"workers", "memory_gib"}
+"""Parameters of the derived notebooks that are a number above 0, or a list of some."""
 KERNELSPEC = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 RUNS = Path("data/.runs")
+SOCKETS = "steptime-run-"
+"""How the temporary folders of the kernels' sockets are called."""
+LEFT_AFTER_S = 60.0
 
 # ipykernel names the file of a cell after its process id unless told otherwise; the other two make figures and
 # sets come out alike in every run.
@@ -177,7 +185,7 @@ def check_parameters(root: Path) -> None:
 
 
 def check_values(name: str, values: dict[str, Any]) -> None:
-    """Raise InputError for values of the measuring notebooks that have the right type and no sense."""
+    """Raise InputError for values that have the right type and no sense."""
     if name == "machine":
         from steptime.measure import check_peaks
 
@@ -186,6 +194,11 @@ def check_values(name: str, values: dict[str, Any]) -> None:
         from steptime.measure import read_plan
 
         read_plan(values, f"params.yaml: {name}")
+        return
+    for key in ABOVE_ZERO & set(values):
+        items = values[key] if isinstance(values[key], list) else [values[key]]
+        if not items or min(items) <= 0:
+            raise InputError(f"params.yaml: {name}: {key} = {values[key]!r}: must be above 0, and at least one number")
 
 
 def check_inputs(root: Path, name: str, values: dict[str, Any]) -> None:
@@ -196,9 +209,10 @@ def check_inputs(root: Path, name: str, values: dict[str, Any]) -> None:
     from steptime.core.campaign import read_campaign
     from steptime.core.claims import read_paper
     from steptime.core.machine import read_link, read_machine
+    from steptime.measure import check_names
 
     for folder in campaign_folders(root).values():
-        read_campaign(folder)
+        check_names(read_campaign(folder), folder)
     for path in sorted((root / "data/published").glob("*.yaml")):
         read_paper(path)
     for path in sorted((root / "data/machines").glob("*.yaml")):
@@ -284,13 +298,45 @@ def _kernel_manager() -> Iterator[Any]:
                 argv=argv, env=dict(KERNEL_ENVIRONMENT), **{k: KERNELSPEC[k] for k in ("display_name", "language")}
             )
 
-    # Socket paths are cut at about 100 characters, and TMPDIR may be long.
-    parent = None if len(tempfile.gettempdir()) < 60 else "/tmp"
-    with tempfile.TemporaryDirectory(prefix="steptime-", dir=parent) as folder:
+    with _short_folder() as folder:
         manager = AsyncKernelManager(kernel_name="python3", kernel_spec_manager=ThisInterpreter())
         manager.transport, manager.ip = "ipc", f"{folder}/k"
         manager.connection_file = f"{folder}/kernel.json"
         yield manager
+
+
+@contextmanager
+def _short_folder() -> Iterator[str]:
+    """A temporary folder, locked while it is in use. Those that killed runners left, whose locks went with them, are
+    removed first.
+    """
+    # Socket paths are cut at about 100 characters, and TMPDIR may be long.
+    parent = tempfile.gettempdir() if len(tempfile.gettempdir()) < 60 else "/tmp"
+    for path in Path(parent).glob(f"{SOCKETS}*"):
+        _remove_if_left(path)
+    with tempfile.TemporaryDirectory(prefix=SOCKETS, dir=parent) as folder:
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield folder
+        finally:
+            os.close(handle)
+
+
+def _remove_if_left(folder: Path) -> None:
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        return  # gone since, or another user's
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # A younger one may be about to be locked.
+        if time.time() - os.fstat(handle).st_mtime > LEFT_AFTER_S:
+            shutil.rmtree(folder, ignore_errors=True)
+    except BlockingIOError:
+        pass  # in use
+    finally:
+        os.close(handle)
 
 
 class _Lines:

@@ -211,6 +211,34 @@ def test_every_jpeg_input_reads_the_same_batches_from_the_same_files(stub, scrat
     assert times[0] == times[1] == times[2], "made once"
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda folder: (folder / "00003.jpg").unlink(),
+        lambda folder: (folder / "00003.jpg").write_bytes((folder / "00003.jpg").read_bytes()[:100]),
+        lambda folder: (folder / "00003.jpg").write_bytes((folder / "00004.jpg").read_bytes()),
+        lambda folder: (folder / "complete").unlink(),
+        lambda folder: (folder / "complete").write_bytes(b"\xff"),
+    ],
+    ids=["a file is gone", "a file is cut", "a file is another", "not said to be whole", "not text"],
+)
+def test_files_that_are_not_those_that_were_written_are_made_anew(stub, scratch, damage):
+    def built() -> dict[str, bytes]:
+        with Child(stub) as process:
+            process.request("build", **BUILD, input="jpeg-0")
+            process.request("steps", count=4)
+        (folder,) = [path for path in scratch.iterdir() if path.is_dir()]
+        return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    first = built()
+    (folder,) = [path for path in scratch.iterdir() if path.is_dir()]
+    damage(folder)
+    # what a child leaves that is killed while it writes
+    (scratch / f"{folder.name}.part").mkdir()
+    (scratch / f"{folder.name}.part" / "00000.jpg").write_text("half")
+    assert built() == first
+
+
 def test_loaders_go_with_their_child_and_their_network(stub, scratch):
     with Child(stub) as process:
         for count in (1, 2):

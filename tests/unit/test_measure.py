@@ -1,7 +1,11 @@
 """The campaign's rules, with a child that answers as the frameworks' do: order, stopping, keeping, failing."""
 
 import math
-from collections.abc import Iterator
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -267,6 +271,135 @@ def test_half_a_run_left_by_a_kill_is_not_kept(tmp_path: Path, lines: list[str],
     assert not (tmp_path / "partial" / ".run.abc").exists()
 
 
+@pytest.mark.parametrize(
+    ("junk", "message"),
+    [
+        (lambda run: (run / "samples.csv").write_text("half"), "samples.csv: line 1: column 'run_id' is missing"),
+        (lambda run: (run / "runs.csv").unlink(), "runs.csv: cannot be read (No such file or directory)"),
+        (lambda run: run.rename(run.with_name(f"other{run.suffix}")), "is not the run that its name says"),
+        (lambda run: (run.parent / "thesis.txt").write_text("x"), "thesis.txt: is no run of an interrupted"),
+        (lambda run: (run.parent / "photos").mkdir(), "photos: is no run of an interrupted measurement"),
+        (lambda run: (run.parent / "complete.json").write_text("{"), "complete.json: line 1: not valid JSON"),
+    ],
+    ids=["cut", "without a table", "renamed", "a file", "a folder", "a cut marker"],
+)
+def test_junk_in_the_partial_folder_is_one_line_with_its_mend(
+    tmp_path: Path, lines: list[str], fake: type[FakeChild], junk: Callable[[Path], object], message: str
+) -> None:
+    """And nothing in it is deleted."""
+    fake.interrupt_at = 3
+    with pytest.raises(KeyboardInterrupt):
+        measured(tmp_path, lines)
+    junk(sorted((tmp_path / "partial").iterdir())[0])
+    before = sorted(tmp_path.glob("partial/**/*"))
+    fake.interrupt_at = math.inf
+    with pytest.raises(InputError) as raised:
+        measured(tmp_path, lines)
+    said = str(raised.value)
+    assert said.startswith(str(tmp_path / "partial"))
+    assert message in said
+    assert "\n" not in said
+    assert any(mend in said for mend in ("remove", "move it", "delete it"))
+    assert sorted(tmp_path.glob("partial/**/*")) == before
+
+
+def test_a_file_where_finished_runs_are_kept_is_one_line(tmp_path: Path, lines: list[str]) -> None:
+    (tmp_path / "partial").write_text("kept")
+    with pytest.raises(InputError, match="is a file where finished runs are kept; remove it"):
+        measured(tmp_path, lines)
+    assert (tmp_path / "partial").read_text() == "kept"
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import test_measure as t
+from steptime import frameworks
+from steptime.core import files
+from steptime.measure import lock, run
+
+folder, kills_at = Path(sys.argv[1]), int(sys.argv[2])
+frameworks.Child, frameworks.installed_version, lock.LOCK = t.FakeChild, lambda name: "1.0", folder / "lock"
+run.time = t.SimpleNamespace(perf_counter=lambda: t.FakeChild.now)
+made, opened, written = 0, os.fdopen, []
+
+class Half:
+    def __init__(self, file):
+        self.file = file
+    def __enter__(self):
+        return self
+    def __exit__(self, *_):
+        self.file.close()
+    def write(self, text):
+        if text.startswith("run_id,phase"):
+            written.append(1)
+            if len(written) == kills_at:
+                self.file.write(text[: len(text) // 2])
+                self.file.flush()
+                os.kill(os.getpid(), signal.SIGKILL)
+        self.file.write(text)
+
+files.os.fdopen = lambda *a, **k: Half(opened(*a, **k))
+t.measure(t.PLAN, folder / "out", folder / "partial", report=print)
+"""
+"""Measures with the fake children, and is killed in the middle of writing its Nth table of samples."""
+
+
+@pytest.mark.parametrize("kills_at", [1, 6, CASES * PLAN.min_rounds + 1], ids=["first run", "sixth run", "campaign"])
+def test_killed_in_the_middle_of_writing_samples_it_goes_on(
+    tmp_path: Path, lines: list[str], fake: type[FakeChild], kills_at: int
+) -> None:
+    command = [sys.executable, "-c", KILLED, str(tmp_path), str(kills_at)]
+    path = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[1])])
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert not (tmp_path / "out/runs.csv").exists()
+    halves = [file for file in tmp_path.glob("**/.samples.csv.*.part") if file.stat().st_size]
+    assert len(halves) == 1
+    campaign = measured(tmp_path, lines)
+    assert f"kept {kills_at - 1} finished runs" in lines[0]
+    assert len(fake.visits) == CASES * PLAN.min_rounds - (kills_at - 1)
+    assert len(campaign.runs) == CASES * PLAN.min_rounds
+    assert set(campaign.runs["status"]) == {"finished"}
+    whole = measure(PLAN, tmp_path / "whole", tmp_path / "other", report=lines.append)
+    drawn = ["started_utc", "load_1min", "duration_s"]
+    assert campaign.runs.drop(columns=drawn).equals(whole.runs.drop(columns=drawn)), "as if it had not been killed"
+    assert campaign.samples.equals(whole.samples)
+
+
+def test_of_two_that_measure_at_once_one_is_refused_and_the_other_unharmed(
+    tmp_path: Path, lines: list[str], fake: type[FakeChild]
+) -> None:
+    """The second is started by the first's own report, in the middle of its campaign, into the same folders."""
+    refused: list[str] = []
+
+    def second(line: str) -> None:
+        lines.append(line)
+        with pytest.raises(InputError, match=f"process {os.getpid()} is measuring on this machine") as raised:
+            measure(PLAN, tmp_path / "out", tmp_path / "partial", fresh=True, report=lines.append)
+        refused.append(str(raised.value))
+
+    campaign = measure(PLAN, tmp_path / "out", tmp_path / "partial", report=second)
+    assert len(refused) == len(lines) == CASES * PLAN.min_rounds + 2
+    assert len(campaign.runs) == len(fake.visits) == CASES * PLAN.min_rounds
+    assert set(campaign.runs["status"]) == {"finished"}
+
+
+def test_a_campaign_has_its_plan_from_the_moment_it_is_one(
+    tmp_path: Path, lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+    replace = os.replace
+
+    def seen(source: str, target: Path) -> None:
+        order.append(Path(target).name)
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", seen)
+    measured(tmp_path, lines)
+    assert order[-4:] == ["plan.json", "samples.csv", "runs.csv", "complete.json"]
+
+
 def test_a_complete_campaign_started_again_is_measured_anew(
     tmp_path: Path, lines: list[str], fake: type[FakeChild]
 ) -> None:
@@ -511,7 +644,12 @@ def test_a_cut_run_says_so(tmp_path: Path, lines: list[str], monkeypatch: pytest
         ({"inputs": ["jpeg-3"]}, "inputs.0 = 'jpeg-3'"),
         ({"memory_limit_gib": 0}, "memory_limit_gib = 0"),
         ({"samples": 0}, "samples = 0"),
-        ({"rounds": 1}, "rounds = 1"),
+        ({"rounds": 1}, "rounds = 1: at least 2; one process a case has no interval"),
+        ({"min_rounds": -1}, "min_rounds = -1: at least 2"),
+        ({"budget_s": -1}, "budget_s = -1"),
+        ({"threads": []}, "threads = []"),
+        ({"threads": [0]}, "threads.0 = 0"),
+        ({"memory_limit_gib": -1}, "memory_limit_gib = -1"),
         ({"sample": 4}, "unknown key 'sample'"),
         ({"target_half_width": -0.1}, "target_half_width = -0.1"),
     ],

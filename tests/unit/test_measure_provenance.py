@@ -247,7 +247,7 @@ def test_a_campaign_s_plan_goes_with_it_and_measures_the_same_again(recorded: Pa
     write_json(recorded / "plan.json", plan.model_dump(mode="json"))
     target = add_campaign(recorded, "lab-plan", tmp_path)
     assert read_plan_file(target / "plan.json") == plan
-    (recorded / "plan.json").write_text('{"rounds": "many"}')
+    write_json(recorded / "plan.json", plan.model_dump(mode="json") | {"rounds": "many"})
     with pytest.raises(InputError, match=r"plan\.json: rounds = 'many'"):
         add_campaign(recorded, "lab-other", tmp_path)
     assert not (tmp_path / "data/campaigns/lab-other").exists()

@@ -1,7 +1,6 @@
 """Parity before speed: every setting of the main environment computes the described network, from the same weights."""
 
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -10,13 +9,13 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from vintage import patchwork
+from vintage import check_layer_by_layer, patchwork
 
 from steptime import networks
-from steptime.core.campaign import read_table
+from steptime.core.campaign import as_table, read_table
 from steptime.core.errors import InputError
 from steptime.core.network import Network
-from steptime.frameworks import SETTINGS, ChildError, child, installed_version
+from steptime.frameworks import SETTINGS, ChildError, installed_version
 from steptime.measure import parity
 
 SPACED = " " in sys.prefix
@@ -106,43 +105,10 @@ def test_phases_and_layers_are_timed_or_refused(sessions, setting):
         assert min(sum(row[key] for row in repetition) for key in ("forward_s", "backward_s")) > 0
 
 
-# Runs an adapter layer by layer, as it is timed, and compares the gradients with those of the whole network.
-LAYERWISE = """
-import importlib.util, json, sys
-import numpy as np
-def load(path):
-    spec = importlib.util.spec_from_file_location("loaded", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-worker, adapter = load(sys.argv[1]), load(sys.argv[2])
-for network in json.load(sys.stdin):
-    shape, classes, vocabulary = network["input_shape"], network["classes"], network["vocabulary"]
-    if vocabulary:
-        pool = worker.Tokens(shape, vocabulary, classes, 4, 1)
-    else:
-        pool = worker.Images(shape, classes, 4, 1, adapter.CHANNELS_LAST)
-    weights = worker.initial_weights(network, 1)
-    trainer = adapter.build(network, weights, 4, 1, 0.1, 1, "cpu", "float32", sys.argv[3])
-    whole = trainer.gradients(*pool.first())
-    found = trainer.arrays(trainer.layer_by_layer(*pool.first())[1])
-    for name, values in found.items():
-        assert np.linalg.norm(values - whole[name]) <= 1e-5 * np.linalg.norm(whole[name]), name
-    print(len(found))
-"""
-
-
 @pytest.mark.parametrize("setting", LAYERED)
 def test_layers_run_one_by_one_are_the_same_backward(setting):
-    environment = child._environment("cpu", 1)
-    chosen = SETTINGS[setting]
-    command = [sys.executable, "-c", LAYERWISE, str(child.WORKER), str(chosen.adapter), chosen.mode]
-    tried = [NETWORKS["patchwork"], NETWORKS["lstm"], NETWORKS["transformer"]]
-    sent = json.dumps([json.loads(network.to_json()) for network in tried])
-    done = subprocess.run(command, input=sent, text=True, capture_output=True, env=environment)
+    done = check_layer_by_layer(setting, [NETWORKS[name] for name in ("patchwork", "lstm", "transformer")])
     assert done.returncode == 0, done.stderr[-2000:]
-    expected = [sum(len(layer.parameters) for layer in network.layers) for network in tried]
-    assert [int(line) for line in done.stdout.split()] == expected
 
 
 @pytest.mark.parametrize("setting", HERE)
@@ -244,23 +210,96 @@ def test_a_wrong_program_differs(reference, change, reason):
 
 def test_the_table_has_a_row_for_what_cannot_run_and_is_read_back(tmp_path, monkeypatch):
     monkeypatch.setattr(parity.frameworks, "installed_version", lambda name: None if name == "jax" else "1.0")
+    monkeypatch.setattr(parity.frameworks, "missing_packages", lambda name: "java: apt" if name == "h2o" else None)
     lines: list[str] = []
-    table = parity.parity(("torch", "jax"), ("lenet",), lines.append)
-    assert len(lines) == len(table) == 3
-    missing = table[table["framework"] == "jax"].iloc[0]
-    assert (missing["verdict"], missing["reason"]) == ("not installed", "pip install jax")
+    table = parity.parity(("torch", "jax", "h2o"), ("lenet",), lines.append, partial=tmp_path / "partial")
+    assert len(lines) == len(table) == 4
+    missing = table[table["verdict"] == "not installed"].set_index("framework")["reason"].to_dict()
+    assert missing == {"jax": "pip install jax", "h2o": "java: apt"}
     parity.write_parity(table, tmp_path / "parity.csv")
     again = read_table(tmp_path / "parity.csv", parity.PARITY)
     assert sorted(zip(again["framework"], again["dtype"], again["verdict"], strict=True)) == [
+        ("h2o", "float32", "not installed"),
         ("jax", "float32", "not installed"),
         ("torch", "bfloat16", "agrees"),
         ("torch", "float32", "agrees"),
     ]
 
 
-def test_an_unknown_network_is_one_line():
+def test_an_infinite_distance_is_written_so_that_it_can_be_read(tmp_path):
+    row = {"framework": "torch", "network": "mlp", "dtype": "float32", "verdict": "differs", "reason": "outputs"}
+    table = as_table([row | {"worst_output": float("inf"), "worst_gradient": 0.25}], parity.PARITY)
+    parity.write_parity(table, tmp_path / "parity.csv")
+    again = read_table(tmp_path / "parity.csv", parity.PARITY)
+    assert again["worst_output"].isna().all()
+    assert again["worst_gradient"].tolist() == [0.25]
+
+
+@pytest.fixture
+def planted_pairs(monkeypatch) -> list[tuple[str, str, str]]:
+    """The pairs that are compared, in order; each agrees by a distance of its own, MXNet's fail."""
+    compared: list[tuple[str, str, str]] = []
+
+    def pair(session, network, dtype, reference):
+        if len(compared) == 4:
+            raise KeyboardInterrupt
+        compared.append((session.setting, dtype, network.name))
+        if session.setting == "mxnet":
+            raise ChildError("mxnet: the child ended")
+        return {"verdict": "agrees", "seed": 5, "worst_output": len(compared) / 3, "parameters_agree": True}
+
+    monkeypatch.setattr(parity, "_pair", pair)
+    monkeypatch.setattr(parity.frameworks, "installed_version", lambda name: "1.0")
+    monkeypatch.setattr(parity.frameworks, "missing_packages", lambda name: None)
+    return compared
+
+
+def test_an_interrupted_comparison_goes_on_where_it_was(tmp_path, monkeypatch, planted_pairs):
+    """What failed is tried again; a complete one is made anew; another version, network or code keeps nothing."""
+    settings, names = ("mxnet", "torch"), ("mlp", "lenet")
+    with pytest.raises(KeyboardInterrupt):
+        parity.parity(settings, names, lambda line: None, partial=tmp_path)
+    assert planted_pairs == [("mxnet", "float32", "mlp"), ("mxnet", "float32", "lenet")] + [
+        ("torch", "float32", name) for name in names
+    ]
+    del planted_pairs[:]
+    again = parity.parity(settings, names, lambda line: None, partial=tmp_path)
+    assert planted_pairs == [("mxnet", "float32", name) for name in names] + [
+        ("torch", "bfloat16", name) for name in names
+    ], "of torch in float32, both were finished"
+    own = again[(again["framework"] == "torch") & (again["dtype"] == "float32")]
+    assert own["worst_output"].tolist() == [1.0, 4 / 3], "to the last bit"
+    assert set(again.loc[again["framework"] == "mxnet", "reason"]) == {"mxnet: the child ended"}
+    assert list(tmp_path.iterdir()) == []
+    del planted_pairs[:]
+    parity.parity(("torch",), ("mlp",), lambda line: None, partial=tmp_path)
+    assert len(planted_pairs) == 2, "anew"
+
+
+@pytest.mark.parametrize("change", ["version", "code", "network"])
+def test_what_was_finished_of_another_pair_is_not_kept(tmp_path, monkeypatch, planted_pairs, change):
+    with pytest.raises(KeyboardInterrupt):
+        parity.parity(("torch", "tensorflow"), ("mlp", "lenet"), lambda line: None, partial=tmp_path)
+    del planted_pairs[:]
+    if change == "version":
+        monkeypatch.setattr(parity.frameworks, "installed_version", lambda name: "2.0")
+    elif change == "code":
+        monkeypatch.setattr(parity, "code_facts", lambda: {"code_hash": "other"})
+    else:
+        monkeypatch.setitem(parity.SMALL, "mlp", {"width": 0.5})
+    parity.parity(("torch",), ("mlp",), lambda line: None, partial=tmp_path)
+    assert len(planted_pairs) == 2
+
+
+def test_a_damaged_finished_pair_is_one_line(tmp_path, planted_pairs):
+    (tmp_path / "torch-float32-mlp.json").write_text('{"key": ')
+    with pytest.raises(InputError, match=r"torch-float32-mlp\.json: line 1: not valid JSON .*; mend or delete it"):
+        parity.parity(("torch",), ("mlp",), lambda line: None, partial=tmp_path)
+
+
+def test_an_unknown_network_is_one_line(tmp_path):
     with pytest.raises(InputError, match="network = 'lenett': unknown; known: "):
-        parity.parity((), ("lenett",))
+        parity.parity((), ("lenett",), partial=tmp_path)
 
 
 @pytest.mark.skipif(not SPACED, reason="no space in this environment's path")

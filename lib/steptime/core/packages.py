@@ -41,6 +41,12 @@ def system_packages(root: Path) -> list[SystemPackage]:
     return rows
 
 
+def not_there(root: Path, names: Iterable[str]) -> list[str]:
+    """Those of the list's packages `names` that this machine lacks."""
+    known = {package.name: package for package in system_packages(root)}
+    return [name for name in names if known[name].found is None]
+
+
 def install_command(names: Iterable[str]) -> str:
     """The one command that installs these packages."""
     sudo = "" if os.geteuid() == 0 else "sudo "

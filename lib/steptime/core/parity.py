@@ -6,6 +6,7 @@ import pandas as pd
 import pandera.pandas as pa
 
 from steptime.core.campaign import Campaign, as_table, read_table
+from steptime.core.statistics import usable
 
 VERDICTS = ("agrees", "differs", "not expressible", "not installed", "failed")
 MOST_BUSY = 1.25
@@ -49,8 +50,8 @@ def read_parity(folder: Path) -> pd.DataFrame:
 
 
 def busy_cores(campaign: Campaign) -> pd.Series:
-    """Processor seconds a second of step, the median over each case's timed steps, by case_id."""
-    steps = campaign.joined().query("phase == 'step' and not is_warmup").dropna(subset="cpu_s")
+    """Processor seconds a second of step, the median over each case's steps that count, by case_id."""
+    steps = usable(campaign.joined()).dropna(subset="cpu_s")
     return (steps["cpu_s"] / steps["time_s"]).groupby(steps["case_id"]).median()
 
 

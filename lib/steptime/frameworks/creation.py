@@ -18,7 +18,7 @@ from typing import Literal
 
 from steptime.core.errors import InputError
 from steptime.core.files import read_text, write_text
-from steptime.core.packages import install_command, system_packages
+from steptime.core.packages import install_command, not_there
 from steptime.frameworks.environments import COMPLETE, ENVIRONMENTS, LOCKS, PROJECT, Environment, environment_folder
 
 Log = Callable[[str], None]
@@ -33,7 +33,7 @@ class CreationFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class State:
-    """What there is of one environment, with the command that mends it and why it cannot be made here, if so."""
+    """What there is of one environment, with the command that mends it and why it cannot be made or run here, if so."""
 
     environment: Environment
     state: Literal["complete", "half made", "not made", "cannot be made here"]
@@ -54,7 +54,9 @@ def environment_states() -> Iterator[State]:
         folder = environment_folder(name)
         lacking = _lacking(environment)
         if _is_complete(environment):
-            yield State(environment, "complete")
+            gone = not_there(PROJECT, environment.runs_with)
+            why = f"system packages are missing: {', '.join(gone)}" if gone else ""
+            yield State(environment, "complete", install_command(gone) if gone else "", why)
         elif lacking:
             yield State(environment, "cannot be made here", lacking[1], lacking[0])
         else:
@@ -107,8 +109,7 @@ def _numbers(text: str) -> list[int]:
 
 def _lacking(environment: Environment) -> tuple[str, str] | None:
     """(what this machine lacks for it, the command that mends that), or None."""
-    known = {package.name: package for package in system_packages(PROJECT)}
-    missing = [name for name in environment.packages if known[name].found is None]
+    missing = not_there(PROJECT, environment.packages)
     if missing:
         return f"system packages are missing: {', '.join(missing)}", install_command(missing)
     if find_interpreter(environment.python) is None:

@@ -19,7 +19,8 @@ class Environment:
     """How one environment is made.
 
     `version`: the framework's; `python`: the interpreter's minor version, e.g. "3.8"; `packages`: system packages,
-    names of lib/locks/system-packages.txt; `settings`: what its children find set, {folder} being its folder.
+    names of lib/locks/system-packages.txt; `settings`: what its children find set, {folder} being its folder;
+    `runs_with`: those of the packages that are programs its children start.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Environment:
     python: str
     packages: tuple[str, ...] = ()
     settings: dict[str, str] = field(default_factory=dict)
+    runs_with: tuple[str, ...] = ()
 
     def variables(self) -> dict[str, str]:
         """What a child in this environment needs set. Packages from outside it stay outside."""
@@ -62,7 +64,7 @@ ENVIRONMENTS: dict[str, Environment] = {
         ),
         # The last release that trains.
         Environment("onnxruntime", "1.19.2", "3.11"),
-        Environment("h2o", "3.46.0.12", "3.11", ("openjdk-17-jre-headless",)),
+        Environment("h2o", "3.46.0.12", "3.11", ("openjdk-17-jre-headless",), runs_with=("openjdk-17-jre-headless",)),
     )
 }
 

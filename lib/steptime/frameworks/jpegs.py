@@ -5,6 +5,7 @@ Run as `python jpegs.py OPTIONS` it is one loader. Standard library, numpy and P
 
 import collections
 import ctypes
+import fcntl
 import hashlib
 import json
 import mmap
@@ -13,13 +14,14 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 
 import numpy as np
 from PIL import Image
 from worker import OFFSET, SCALE, die_with
 
 QUALITY = 90
+COMPLETE = "complete"
+"""The file of a folder that is written last."""
 READ_AHEAD = 2
 """Batches that each loader decodes beyond the one in use, as torch's DataLoader does by default."""
 
@@ -31,25 +33,51 @@ def path_of(folder, number):
 def folder_of_files(images, scratch):
     """The folder under `scratch` with uint8 (count, height, width, channels) images as JPEG files.
 
-    Written at the first call, whole or not at all, and named by the pixels: so every framework of a machine reads the
-    very same files.
+    Written at the first call, named by the pixels: so every framework of a machine reads the very same files. A folder
+    whose files are no longer those that were written is made anew.
     """
     digest = hashlib.sha256(images.tobytes()).hexdigest()[:12]
     name = "%s-q%d-%s" % ("x".join(map(str, images.shape)), QUALITY, digest)
     folder = os.path.join(scratch, name)
-    if os.path.isdir(folder):
-        return folder
     os.makedirs(scratch, exist_ok=True)
-    aside = tempfile.mkdtemp(dir=scratch)
+    # Held by one child at a time; it goes with the child, however that ends.
+    with open(os.path.join(scratch, "lock"), "a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not is_whole(folder, len(images)):
+            aside = folder + ".part"
+            for left in (aside, folder):
+                if os.path.isdir(left):
+                    shutil.rmtree(left)
+            os.mkdir(aside)
+            write_files(images, aside)
+            os.rename(aside, folder)
+    return folder
+
+
+def write_files(images, folder):
+    """The images' files, and last the one that says that they are whole: a hash of them all."""
     for number, image in enumerate(images):
         pixels = image[:, :, 0] if image.shape[2] == 1 else image
-        Image.fromarray(np.ascontiguousarray(pixels)).save(path_of(aside, number), quality=QUALITY)
+        Image.fromarray(np.ascontiguousarray(pixels)).save(path_of(folder, number), quality=QUALITY)
+    with open(os.path.join(folder, COMPLETE), "w") as file:
+        file.write(hash_of_files(folder, len(images)))
+
+
+def is_whole(folder, count):
+    """Does the folder hold `count` files, the very ones that were written?"""
     try:
-        os.rename(aside, folder)
-    except OSError:
-        # another child was faster
-        shutil.rmtree(aside)
-    return folder
+        with open(os.path.join(folder, COMPLETE)) as file:
+            return file.read() == hash_of_files(folder, count)
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def hash_of_files(folder, count):
+    digest = hashlib.sha256()
+    for number in range(count):
+        with open(path_of(folder, number), "rb") as file:
+            digest.update(hashlib.sha256(file.read()).digest())
+    return digest.hexdigest()
 
 
 def decode(path, out, channels_last):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from steptime.core.errors import InputError
+from steptime.core.packages import install_command, not_there
 from steptime.frameworks.environments import ENVIRONMENTS, PROJECT, environment_folder, environment_packages
 
 ADAPTERS = Path(__file__).with_name("adapters")
@@ -111,3 +112,12 @@ def installed_version(name: str) -> str | None:
         if found is not None:
             return found.version
     return None
+
+
+def missing_packages(name: str) -> str | None:
+    """The system packages without which the setting's children end at once, made as their environment may be, and the
+    command that installs them: one line; None where nothing is missing.
+    """
+    environment = SETTINGS[name].environment
+    missing = not_there(PROJECT, ENVIRONMENTS[environment].runs_with) if environment else []
+    return f"system packages are missing: {', '.join(missing)}: {install_command(missing)}" if missing else None

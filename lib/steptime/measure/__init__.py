@@ -1,6 +1,6 @@
 """Measuring: cases in fresh child processes, in random order over rounds, into a campaign."""
 
-from steptime.measure.add import add_campaign
+from steptime.measure.add import add_campaign, check_names
 from steptime.measure.fingerprint import fingerprints, write_fingerprints
 from steptime.measure.peak_rates import check_peaks, peaks
 from steptime.measure.plan import Case, Plan, read_plan, read_plan_file
@@ -10,6 +10,7 @@ __all__ = [
     "Case",
     "Plan",
     "add_campaign",
+    "check_names",
     "check_peaks",
     "fingerprints",
     "measure",

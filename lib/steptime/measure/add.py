@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pandas as pd
 
+from steptime import frameworks, networks
 from steptime.core.campaign import Campaign, read_campaign, write_campaign
 from steptime.core.errors import InputError
-from steptime.core.files import write_json, write_text
+from steptime.core.files import json_text
 from steptime.core.machine import Machine, read_machine
 from steptime.core.parity import read_parity
 from steptime.measure.plan import read_plan_file
@@ -24,8 +25,9 @@ def add_campaign(source: Path, name: str, root: Path) -> Path:
 
     Its plan goes with it, if there is one, so that it can be measured again, and its parity, and its machine's peaks as
     machine.json, where they are known: from `source`, else what `root` measured if that is the same processor and
-    memory. Raises InputError when it is not valid, names this host, its user, their home or an absolute path, or when
-    the name is taken or not of lower-case letters, digits and hyphens (61 at most).
+    memory. All of it is written, or none. Raises InputError when it is not valid, has a network that is not known (see
+    `check_names`), names this host, its user, their home or an absolute path, or when the name is taken or not of
+    lower-case letters, digits and hyphens (61 at most).
     """
     if not NAME.fullmatch(name):
         raise InputError(f"campaign name {name!r}: use lower-case letters, digits and hyphens, a letter or digit first")
@@ -35,19 +37,44 @@ def add_campaign(source: Path, name: str, root: Path) -> Path:
     if target.exists():
         raise InputError(f"{target}: exists already; choose another name or remove it first")
     campaign = read_campaign(source)
+    check_names(campaign, Path(source))
     _refuse_private(campaign.runs, Path(source) / "runs.csv")
     _refuse_private(campaign.samples, Path(source) / "samples.csv")
     machine = _machine(campaign, Path(source), Path(root))
     parity = read_parity(source)
     plan = read_plan_file(Path(source) / "plan.json") if (Path(source) / "plan.json").is_file() else None
-    write_campaign(Campaign(name, campaign.runs, campaign.samples), target)
+    beside = {}
     if len(parity):
-        write_text(target / "parity.csv", (Path(source) / "parity.csv").read_text())
+        beside["parity.csv"] = (Path(source) / "parity.csv").read_text()
     if plan is not None:
-        write_json(target / "plan.json", plan.model_dump(mode="json"))
+        beside["plan.json"] = json_text(plan.model_dump(mode="json"))
     if machine is not None:
-        write_json(target / "machine.json", machine.model_copy(update={"name": name}).model_dump())
+        beside["machine.json"] = json_text(machine.model_copy(update={"name": name}).model_dump())
+    write_campaign(Campaign(name, campaign.runs, campaign.samples), target, beside)
     return target
+
+
+def check_names(campaign: Campaign, folder: Path) -> list[str]:
+    """What this version does not know by its name, a line each, among the campaign's frameworks and networks.
+
+    An unknown framework is told and not refused: the project may have dropped it since, or the campaign be somebody
+    else's; its times can be compared all the same, and only its name may be a slip. An unknown network is refused with
+    an InputError: without its description nothing but its times can be said (FLOPs, bytes, layers, what fits), and the
+    studies ask for it. The mend is its entry in networks/zoo.py.
+    """
+    runs, path = campaign.runs, Path(folder) / "runs.csv"
+    unknown = runs.index[~runs["network"].isin(networks.NAMES)]
+    if len(unknown):
+        raise InputError(
+            f"{path}: line {unknown[0] + 2}: network = {runs['network'][unknown[0]]!r}: is not described here; correct "
+            f"it, or add the network to lib/steptime/networks/zoo.py; known: {', '.join(networks.NAMES)}"
+        )
+    others = runs[~runs["framework"].isin(list(frameworks.SETTINGS))].drop_duplicates("framework")
+    return [
+        f"{path}: line {row + 2}: framework = {name!r}: is none of this version's; correct it if it is a slip; known: "
+        f"{', '.join(frameworks.SETTINGS)}"
+        for row, name in others["framework"].items()
+    ]
 
 
 def _machine(campaign: Campaign, source: Path, root: Path) -> Machine | None:

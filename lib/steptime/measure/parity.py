@@ -5,6 +5,7 @@ weights and batch; parameters, shapes and counted operations are compared with t
 gradient with the reference, dropout off: ||a - b|| / ||b|| per tensor.
 """
 
+import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -17,10 +18,12 @@ import pandas as pd
 from steptime import frameworks, networks
 from steptime.core.campaign import as_table
 from steptime.core.errors import InputError
-from steptime.core.files import write_text
+from steptime.core.files import read_json, write_text
 from steptime.core.network import Network
 from steptime.core.parity import PARITY
 from steptime.frameworks.environments import ENVIRONMENTS
+from steptime.measure.fingerprint import short_hash
+from steptime.measure.provenance import code_facts
 from steptime.networks.costs import matrix_products
 
 REFERENCE = "torch"
@@ -95,12 +98,53 @@ def tolerance_of(dtype: str, kind: str, network: Network) -> Tolerance:
     return TOLERANCES[dtype, kind]
 
 
+class Finished:
+    """The finished pairs of an interrupted comparison, a file each in `folder`: {"key": …, "row": …}.
+
+    The key is a hash of all that decides what comes of the pair: the network, both frameworks' versions, the code. What
+    failed is not kept but tried again.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._others = [frameworks.installed_version(REFERENCE), code_facts()["code_hash"]]
+
+    def read(self, row: Mapping[str, Any], network: Network) -> dict[str, Any] | None:
+        """The whole row of the pair that `row` begins, or None. Raises InputError for a file that is not JSON."""
+        path = self._path(row)
+        found = read_json(path) if path.is_file() else None
+        if not isinstance(found, dict) or found.get("key") != self._key(row, network):
+            return None
+        kept: dict[str, Any] = found["row"]
+        return kept
+
+    def save(self, row: Mapping[str, Any], network: Network) -> None:
+        if row["verdict"] in ("agrees", "differs", "not expressible"):
+            write_text(self._path(row), json.dumps({"key": self._key(row, network), "row": row}))
+
+    def clear(self, table: pd.DataFrame) -> None:
+        """The comparison came to its end: the next one compares anew."""
+        for row in table.to_dict("records"):
+            self._path(row).unlink(missing_ok=True)
+
+    def _path(self, row: Mapping[str, Any]) -> Path:
+        return self._folder / f"{row['framework']}-{row['dtype']}-{row['network']}.json"
+
+    def _key(self, row: Mapping[str, Any], network: Network) -> str:
+        return short_hash([row["framework_version"], row["dtype"], network.to_json(), *self._others])
+
+
 def parity(
-    settings: Sequence[str] = (), names: Sequence[str] = (), report: Callable[[str], None] = print
+    settings: Sequence[str] = (),
+    names: Sequence[str] = (),
+    report: Callable[[str], None] = print,
+    *,
+    partial: Path,
 ) -> pd.DataFrame:
     """A row of PARITY for each setting, each of its dtypes and each network; empty sequences: all there are.
 
-    A pair that fails leaves a row that says why, and the others go on.
+    A pair that fails leaves a row that says why, and the others go on. Finished pairs are kept in the folder `partial`
+    until all are: started again after an interruption, only the others are compared.
     """
     for name in names:
         if name not in networks.NAMES:
@@ -117,19 +161,25 @@ def parity(
         for dtype in frameworks.SETTINGS[name].dtypes
     ]
     rows: list[dict[str, Any]] = []
+    finished = Finished(partial)
     with tempfile.TemporaryDirectory() as folder, Session(REFERENCE, Path(folder)) as session:
         reference = Reference(session)
         for number, (name, dtype) in enumerate(pairs, start=1):
-            for row in _setting_rows(name, dtype, chosen, reference, Path(folder)):
+            for row in _setting_rows(name, dtype, chosen, reference, Path(folder), finished):
                 rows.append(row)
                 where = f"setting {number}/{len(pairs)} network {len(rows) - (number - 1) * len(chosen)}/{len(chosen)}"
                 report(f"{where}: {_line(row)}")
-    return as_table(rows, PARITY)
+    table = as_table(rows, PARITY)
+    finished.clear(table)
+    return table
 
 
 def write_parity(table: pd.DataFrame, path: Path) -> None:
-    """Write the table as CSV, whole or not at all, sorted by framework, dtype and network."""
-    order = table.sort_values(["framework", "dtype", "network"], kind="stable")
+    """Write the table as CSV, whole or not at all, sorted by framework, dtype and network.
+
+    An infinite distance (a value that is no number, another shape) is an empty cell; the verdict says that it differs.
+    """
+    order = table.sort_values(["framework", "dtype", "network"], kind="stable").replace([np.inf], np.nan)
     write_text(path, order.to_csv(index=False, float_format="%.3g", lineterminator="\n"))
 
 
@@ -217,24 +267,34 @@ def counted_flops_agree(network: Network, counted: Mapping[str, Any]) -> bool | 
 
 
 def _setting_rows(
-    name: str, dtype: str, chosen: Mapping[str, Network], reference: Reference, folder: Path
+    name: str,
+    dtype: str,
+    chosen: Mapping[str, Network],
+    reference: Reference,
+    folder: Path,
+    finished: Finished,
 ) -> Iterator[dict[str, Any]]:
     version = frameworks.installed_version(name)
+    missing = _mend(name) if version is None else frameworks.missing_packages(name)
     with Session(name, folder) as session:
         for network in chosen.values():
             variant = " ".join(f"{key}={value:g}" for key, value in SMALL.get(network.name, {}).items())
             row = {"framework": name, "framework_version": version, "network": network.name, "dtype": dtype}
             row["variant"] = f"{network.size} {variant}".strip()
-            if version is None:
-                yield row | {"verdict": "not installed", "reason": _mend(name)}
+            if missing:
+                yield row | {"verdict": "not installed", "reason": missing}
+                continue
+            if kept := finished.read(row, network):
+                yield kept
                 continue
             try:
-                yield row | _pair(session, network, dtype, reference)
+                row |= _pair(session, network, dtype, reference)
             except frameworks.ChildError as error:
-                verdict = "not expressible" if error.kind == "unsupported" else "failed"
-                yield row | {"verdict": verdict, "reason": str(error)}
-                if verdict == "failed":
+                row |= {"verdict": "not expressible" if error.kind == "unsupported" else "failed", "reason": str(error)}
+                if row["verdict"] == "failed":
                     session.close()
+            finished.save(row, network)
+            yield row
 
 
 def _pair(session: Session, network: Network, dtype: str, reference: Reference) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -21,8 +22,16 @@ from pydantic import field_validator as checks
 
 from steptime import frameworks, networks
 from steptime.core.campaign import case_id_of
+from steptime.core.errors import InputError
 from steptime.core.files import read_json, validated
 from steptime.core.network import BYTES_PER_VALUE
+
+
+def _at_least_two(rounds: int) -> int:
+    if rounds < 2:
+        raise ValueError("at least 2; one process a case has no interval")
+    return rounds
+
 
 Batches = Annotated[
     tuple[Annotated[int, Field(strict=True, gt=0)], ...],
@@ -31,9 +40,12 @@ Batches = Annotated[
 ]
 """One batch or several, to see what a larger one brings."""
 Names = Annotated[tuple[str, ...], Field(min_length=1)]
+Rounds = Annotated[int, AfterValidator(_at_least_two)]
 Input = Literal["sequential", "prefetch", "jpeg-0", "jpeg-1", "jpeg-2"]
 """How a step comes by its batch: synthetic, gathered in the step or one ahead by a thread; JPEG files, decoded in the
 step or by 1 or 2 loader processes."""
+DECIDE_CASES = ("frameworks", "networks", "size", "batch", "dtypes", "devices", "threads", "inputs")
+"""The keys of a plan without which it is not known what to measure."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +84,10 @@ class Case:
 class Plan(BaseModel):
     """The cases are all combinations of the lists, less the dtypes that a setting does not have. Per run: `warmups`,
     then `samples` steps, then, in the first `profile_rounds` rounds, repetitions of the phases and of the layers.
-    Rounds go on from `min_rounds` until every case's 95 % interval is at most `target_half_width` wide to each side
-    (relative), to `rounds` at most, within `budget_s` seconds of child time. A child gets at most `memory_limit_gib` of
-    private memory (RLIMIT_DATA), if given.
+    Two rounds are always measured, whatever they take: one process a case has no interval. Further ones, to `rounds` at
+    most, go on from `min_rounds` until every case's 95 % interval is at most `target_half_width` wide to each side
+    (relative), and each is begun only if one as long as the mean of those before ends within `budget_s` seconds of the
+    children's time. A child gets at most `memory_limit_gib` of private memory (RLIMIT_DATA), if given.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -89,8 +102,8 @@ class Plan(BaseModel):
     devices: tuple[Literal["cpu", "cuda"], ...] = Field(default=("cpu",), min_length=1)
     threads: tuple[PositiveInt, ...] = Field(default=(1,), min_length=1)
     inputs: tuple[Input, ...] = Field(default=("sequential",), min_length=1)
-    rounds: Annotated[int, Field(ge=2)] = 10
-    min_rounds: Annotated[int, Field(ge=2)] = Field(default=5, validate_default=True)
+    rounds: Rounds = 10
+    min_rounds: Rounds = Field(default=5, validate_default=True)
     warmups: PositiveInt = 5
     samples: PositiveInt = 40
     layer_samples: NonNegativeInt = 5
@@ -175,8 +188,15 @@ def read_plan(data: Mapping[str, Any], source: str) -> Plan:
 
 
 def read_plan_file(path: Path) -> Plan:
-    """The plan that a campaign left in its plan.json. Raises InputError naming file and key."""
-    return validated(Plan, read_json(path), path)
+    """The plan that a campaign left in its plan.json. Raises InputError naming file and key.
+
+    What decides the cases must be there; what a plan of an earlier version lacks besides has its default.
+    """
+    data = read_json(path)
+    missing = [name for name in DECIDE_CASES if isinstance(data, Mapping) and name not in data]
+    if missing:
+        raise InputError(f"{path}: key {missing[0]!r} is missing; add it or take a campaign's plan.json")
+    return validated(Plan, data, path)
 
 
 def _known(names: tuple[str, ...], known: Any) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ import pandas as pd
 from steptime import frameworks, networks
 from steptime.core import statistics
 from steptime.core.campaign import Campaign, read_campaign, write_campaign
-from steptime.core.files import write_json
+from steptime.core.files import json_text
 from steptime.core.network import Network
 from steptime.measure.fingerprint import fingerprints, short_hash
 from steptime.measure.lock import measuring_lock
@@ -55,7 +55,7 @@ class _Campaign:
         store = Partial(partial, self.plan, keys, fresh=fresh)
         kept = store.kept()
         self.report(
-            f"{len(keys)} cases, at most {self.plan.rounds} rounds and {self.plan.budget_s:g} s; "
+            f"{len(keys)} cases, 2 to {self.plan.rounds} rounds, from the third on within {self.plan.budget_s:g} s; "
             f"kept {len(kept)} finished runs"
         )
         reason = self._rounds(store, kept)
@@ -123,6 +123,8 @@ class _Campaign:
             setting = frameworks.SETTINGS[case.framework]
             mend = f": steptime env create {setting.environment}" if setting.environment else ""
             return f"{setting.distribution} is not installed{mend}"
+        if lacking := frameworks.missing_packages(case.framework):
+            return lacking
         if case.device == "cuda":
             return None if self.gpus else "no NVIDIA GPU on this machine"
         # Loaders may share cores: what that costs is what they are measured for.
@@ -137,8 +139,8 @@ class _Campaign:
             not_run(Visit(case, 0, self.plan.order(0).index(case), self.fingerprints[case.framework]), self.plan, why)
             for case, why in self.impossible.items()
         ]
-        write_campaign(campaign_of(runs, out.name), out)
-        write_json(out / "plan.json", self.plan.model_dump(mode="json"))
+        plan = json_text(self.plan.model_dump(mode="json"))
+        write_campaign(campaign_of(runs, out.name), out, {"plan.json": plan})
         count = Counter(run.row["status"] for run in runs)
         rounds = len({run.row["round"] for run in self.runs.values()})
         self.report(

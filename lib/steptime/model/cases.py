@@ -4,6 +4,7 @@ import pandas as pd
 
 from steptime.core import statistics
 from steptime.core.campaign import Campaign
+from steptime.core.parity import busy_cores
 from steptime.core.statistics import percentiles, setting_names, usable
 
 CASE = list(statistics.CASE)
@@ -43,14 +44,13 @@ def case_table(campaign: Campaign) -> pd.DataFrame:
 
     `p50_s`, `p95_s` and `p99_s` are of the single step, all processes together. `all_steps_mean_s` is what a script
     reports that divides the time of a run by its steps: the mean over all steps, the first one and its compilation
-    included; `first_step_s` is that first step. `cpu_share`: processor seconds a second of step, 1 is one busy core.
+    included; `first_step_s` is that first step. `cpu_share`: `core.parity.busy_cores`, 1 is one busy core.
     `energy_j`: joules a step, missing where nothing could read them.
     """
     joined = campaign.joined()
     table = statistics.case_table(joined).query("processes > 1").set_index("case_id")
     every = joined[(joined["phase"] == "step") & joined["layer"].isna()].sort_values(["run_id", "repeat"])
-    counted = usable(joined)
-    by_case = counted.groupby("case_id")
+    by_case = usable(joined).groupby("case_id")
     tails = {str(case_id): percentiles(part, list(PERCENTILES)).set_index("percent") for case_id, part in by_case}
     for percent, name in PERCENTILES.items():
         table[name] = pd.Series({case_id: tail.loc[percent, "time_s"] for case_id, tail in tails.items()}, dtype=float)
@@ -58,8 +58,7 @@ def case_table(campaign: Campaign) -> pd.DataFrame:
     table["samples_per_s"] = table["batch"].astype(float) / table["median_s"].astype(float)
     table["first_step_s"] = by_run.first().groupby("case_id").mean()
     table["all_steps_mean_s"] = by_run.mean().groupby("case_id").mean()
-    known = counted[counted["cpu_s"].notna()].groupby("case_id")
-    table["cpu_share"] = known["cpu_s"].sum() / known["time_s"].sum()
+    table["cpu_share"] = busy_cores(campaign)
     memory = every.groupby(["case_id", "run_id"])["peak_memory_bytes"].first().astype(float)
     table["peak_memory_bytes"] = memory.groupby("case_id").median()
     # a run's energy is that of all its timed steps
