@@ -418,6 +418,83 @@ def megatron_fit(observed: Path, at: Path, out: Path) -> None:
     click.echo(f"{out}: {len(predicted)} configurations predicted (modelled), with 90 % intervals")
 
 
+@collectives.command("read")
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--group", help="Name of the platform, where a file does not say it.")
+@click.option("--workers", type=int, help="Workers, where a file does not say them.")
+@click.option("--nodes", type=int, help="Nodes, where a file does not say them.")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="CSV to write.")
+def collectives_read(
+    files: tuple[Path, ...], group: str | None, workers: int | None, nodes: int | None, out: Path
+) -> None:
+    """Make one table of what nccl-tests (text or -J), OSU benchmarks and CSV files measured, for `collectives fit`."""
+    from steptime.core.files import write_text
+    from steptime.traces.collectives import Placement, read_collectives
+
+    table = read_collectives(files, Placement(group, workers, nodes))
+    write_text(out, table.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
+    click.echo(f"{out}: {len(table)} points (measured)")
+
+
+# ---------------------------------------------------------------------------------------------------------- traces
+
+
+@cli.group()
+def trace() -> None:
+    """Traces that PyTorch's profiler recorded: one file a rank, plain or gzip."""
+
+
+@trace.command("show")
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--step", type=int, help="Step whose critical path is shown [all].")
+@click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="Lines of the critical path.")
+def trace_show(files: tuple[Path, ...], step: int | None, top: int) -> None:
+    """Where each step's time goes on each rank, what waited for whom, and the critical path over all ranks."""
+    from steptime.traces.kineto import read_traces
+    from steptime.traces.report import show_lines
+    from steptime.traces.steps import aligned
+
+    for line in show_lines(aligned(read_traces(files)), step, top):
+        click.echo(line)
+
+
+@trace.command("grow")
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--workers", type=int, multiple=True, required=True, help="Workers to grow to; may be repeated.")
+@click.option("--link", required=True, help="Link between them: a name in data/machines/links.")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="CSV, or .json: a timeline for Perfetto.")
+def trace_grow(files: tuple[Path, ...], workers: tuple[int, ...], link: str, out: Path) -> None:
+    """Predict the recorded steps on more workers: a rank's computing as recorded, its collectives costed anew."""
+    from steptime.core.files import write_text
+    from steptime.core.machine import read_link
+    from steptime.model.growing import grow, grow_table, grown_timeline
+    from steptime.traces.kineto import read_traces
+    from steptime.traces.perfetto import write_timeline
+    from steptime.traces.steps import aligned, recorded_steps
+
+    found = read_link(_root() / "data/machines/links", link)
+    is_timeline = out.suffix == ".json"
+    if is_timeline and len(workers) > 1:
+        raise InputError(f"trace grow: {len(workers)} numbers of workers do not fit one timeline; give one, or a CSV")
+    recorded = recorded_steps(aligned(read_traces(files)).traces)
+    table = grow_table(recorded, workers, found)
+    if is_timeline:
+        middle = sorted(recorded, key=lambda one: one.step_s)[len(recorded) // 2]
+        write_timeline(out, grown_timeline(middle, grow(middle, workers[0], found)))
+        click.echo(
+            f"{out}: step {middle.step} on {workers[0]} workers over {link}, modelled; open it in ui.perfetto.dev"
+        )
+    else:
+        write_text(out, table.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
+        click.echo(f"{out}: {len(recorded)} recorded steps on {len(workers)} numbers of workers, modelled")
+    for count, part in table.groupby("workers"):
+        middles = part[["step_time_s", "exposed_s", "recorded_s"]].median() * 1e3
+        click.echo(
+            f"  {count} workers: {middles['step_time_s']:.4g} ms a step (median), {middles['exposed_s']:.4g} ms of it "
+            f"waiting for collectives; recorded {middles['recorded_s']:.4g} ms"
+        )
+
+
 # ------------------------------------------------------------------------------------------------------ campaigns
 
 
@@ -642,3 +719,14 @@ def benchmarks_examples(pairs: int) -> None:
     from steptime.measure.example_ratio import example_ratios
 
     sys.exit(0 if all(found["met"] for found in example_ratios(pairs).values()) else 1)
+
+
+@benchmarks.command("trace")
+def benchmarks_trace() -> None:
+    """Reading a trace of 200,000 events and its critical path, beside plain Python doing the same work.
+
+    Exits with 1 when a goal is missed.
+    """
+    from steptime.traces.benchmark import trace_speed
+
+    sys.exit(0 if trace_speed()["met"] else 1)
