@@ -5,9 +5,11 @@ when computing had to wait for it; see `core.recorded`. Growing replays this wit
 after the other in the order of their launch, computing stops where it has to wait. All workers are alike.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 
 from steptime.core.errors import InputError
 from steptime.core.machine import Link
@@ -97,3 +99,29 @@ def grown_timeline(recorded: RecordedStep, grown: Grown) -> Timeline:
     if recorded.compute_s > computed:
         tasks.append(Task("compute", "compute", 0, now, now + recorded.compute_s - computed))
     return Timeline("modelled", tuple(sorted(tasks, key=lambda task: (task.start_s, task.resource))))
+
+
+def grow_table(recorded: Sequence[RecordedStep], workers: Sequence[int], link: Link) -> pd.DataFrame:
+    """A row a recorded step and number of workers: what it would take on a ring of `link` (modelled), seconds.
+
+    Columns: step, rank (whose computing it is), link, workers, recorded_s (what the step took), compute_s,
+    step_time_s, exposed_s, kind.
+    """
+    rows = []
+    for step in recorded:
+        for count in workers:
+            grown = grow(step, count, link)
+            rows.append(
+                {
+                    "step": step.step,
+                    "rank": step.rank,
+                    "link": link.name,
+                    "workers": count,
+                    "recorded_s": step.step_s,
+                    "compute_s": step.compute_s,
+                    "step_time_s": grown.step_s,
+                    "exposed_s": grown.exposed_s,
+                    "kind": "modelled",
+                }
+            )
+    return pd.DataFrame(rows)

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from steptime.traces.kineto import ANNOTATION, COPY, KERNEL, MODULE, NOTHING, RUNTIME, Trace
-from steptime.traces.steps import SHORTEST_WAIT_S, collectives, matched, step_span
+from steptime.traces.steps import SHORTEST_WAIT_S, collectives, matched, step_span, steps
 
 WAITS_FOR_DEVICE = r"(cuda|hip)(Device|Stream|Event|Ctx)Synchronize|(cuda|hip)Memcpy(_v\d+)?$"
 
@@ -187,7 +187,8 @@ def predecessors(given: Tasks) -> np.ndarray:
     before = _last_before(given.lane, given.end_s, given.ready_lane, given.start_s)
     before_s = np.where(before >= 0, given.end_s[before], -np.inf)
     launcher = _last_before(given.lane, given.start_s, given.launch_lane, given.launch_s)
-    launch_s = np.where(np.isnan(given.launch_s) | (launcher < 0), -np.inf, given.launch_s)
+    known = (launcher >= 0) & (given.launch_s <= given.start_s)
+    launch_s = np.where(known, given.launch_s, -np.inf)
     by_launch = launch_s > before_s
     chosen, at_s = np.where(by_launch, launcher, before), np.where(by_launch, launch_s, before_s)
     waiting = np.flatnonzero(given.start_s - at_s > SHORTEST_WAIT_S)
@@ -210,28 +211,29 @@ def _last_before(kind: np.ndarray, time_s: np.ndarray, of: np.ndarray, at_s: np.
     return np.where(np.isnan(at_s), -1, result)
 
 
-def critical_path(traces: Sequence[Trace], step: int, given: Tasks | None = None) -> pd.DataFrame:
-    """The path of one step over all ranks, first task first: rank, name, lane, start_s, end_s, gap_s.
+def critical_path(traces: Sequence[Trace], step: int | None = None, given: Tasks | None = None) -> pd.DataFrame:
+    """The path of one step (None: of all) over all ranks, first task first: rank, name, lane, start_s, end_s, gap_s.
 
     Times are from the step's start (the first rank's); `gap_s` is what passed before a task after the one that let it
     start: launching, the host between operations. The column sums of (end_s - start_s) and gap_s make up the step from
-    its first task to its last end. Raises InputError where a rank lacks the step.
+    its first task to its last end. `given` saves making the tasks again. Raises InputError where a rank lacks the step.
     """
-    spans = [step_span(trace, step) for trace in traces]
-    low, high = min(start for start, _ in spans), max(end for _, end in spans)
+    low, high = _window(traces, step)
     given = tasks(traces) if given is None else given
-    before = predecessors(given)
+    begins, finishes, before = given.start_s.tolist(), given.end_s.tolist(), predecessors(given).tolist()
     now = int(np.searchsorted(given.end_s, high + 1e-10, side="right")) - 1
     path: list[tuple[int, float, float]] = []
     until = np.inf
-    while now >= 0 and given.end_s[now] > low:
+    seen: set[int] = set()  # tasks that take no time can each stand before the other
+    while now >= 0 and finishes[now] > low and now not in seen:
+        seen.add(now)
         # A launch ends the launching task's part of the path where the kernel could start.
-        end = min(float(given.end_s[now]), until)
-        start = max(float(given.start_s[now]), low)
+        end = min(finishes[now], until)
+        start = max(begins[now], low)
         if end > start:
             path.append((now, start, end))
         until = min(until, start)
-        now = int(before[now])
+        now = before[now]
     path.reverse()
     index = np.array([row for row, _, _ in path], dtype=int)
     starts, ends = (np.array([item[column] for item in path], dtype=float) for column in (1, 2))
@@ -247,6 +249,15 @@ def critical_path(traces: Sequence[Trace], step: int, given: Tasks | None = None
             "gap_s": np.maximum(0.0, starts - np.concatenate(([low], ends[:-1]))[: len(path)]),
         }
     )
+
+
+def _window(traces: Sequence[Trace], step: int | None) -> tuple[float, float]:
+    """The first start and the last end of a step over the ranks."""
+    if step is None:
+        tables = [steps(trace) for trace in traces]
+        return min(table["start_s"].min() for table in tables), max(table["end_s"].max() for table in tables)
+    spans = [step_span(trace, step) for trace in traces]
+    return min(start for start, _ in spans), max(end for _, end in spans)
 
 
 def by_name(path: pd.DataFrame) -> pd.DataFrame:

@@ -45,7 +45,7 @@ def timeline_text(timeline: Timeline) -> str:
     for source, target in timeline.dependencies:
         after.setdefault(target, []).append(source)
     for number, (task, place) in enumerate(zip(timeline.tasks, places, strict=True)):
-        start, end = _microseconds(task.start_s), _microseconds(task.ats)
+        start, end = _microseconds(task.start_s), _microseconds(task.end_s)
         about = {"kind": task.kind, "layer": task.layer, "step": task.step, "after": after.get(number, [])}
         args = {key: value for key, value in about.items() if value}
         length = {"dur": round(end - start, _DIGITS_US), "args": args}

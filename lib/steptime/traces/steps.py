@@ -224,6 +224,11 @@ def recorded_step(traces: Sequence[Trace], step: int) -> RecordedStep:
     step, else at the end.
     """
     table = matched(traces)
+    if not (table["step"] == step).any():
+        for trace in traces:
+            step_span(trace, step)
+        sources = ", ".join(trace.source for trace in traces)
+        raise InputError(f"{sources}: step {step} has no collective that all files show; record two workers or more")
     arrival = table.groupby("message")["start_s"].transform("max")
     table["time_s"] = (table["end_s"] - arrival).clip(lower=0.0)
     candidates = []
@@ -231,6 +236,16 @@ def recorded_step(traces: Sequence[Trace], step: int) -> RecordedStep:
         own = table[(table["place"] == place) & (table["step"] == step)].sort_values("start_s")
         candidates.append(_recorded(trace, step, own))
     return max(candidates, key=lambda candidate: candidate.compute_s)
+
+
+def recorded_steps(traces: Sequence[Trace]) -> list[RecordedStep]:
+    """`recorded_step` of each step that all traces have and in which something is communicated."""
+    together = set.intersection(*(set(steps(trace)["step"]) for trace in traces))
+    talking = set(matched(traces)["step"])
+    if not together & talking:
+        sources = ", ".join(trace.source for trace in traces)
+        raise InputError(f"{sources}: no step has a collective that all files show; record two workers or more")
+    return [recorded_step(traces, step) for step in sorted(together & talking)]
 
 
 def _recorded(trace: Trace, step: int, own: pd.DataFrame) -> RecordedStep:
