@@ -14,7 +14,7 @@ const found = new Set();
 const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
 while (walker.nextNode()) {
   const element = walker.currentNode.parentElement;
-  if (!walker.currentNode.data.trim() || ["SCRIPT", "STYLE", "OPTION"].includes(element.tagName)) continue;
+  if (!walker.currentNode.data.trim() || ["SCRIPT", "STYLE", "OPTION"].includes(element.tagName.toUpperCase())) continue;
   const style = getComputedStyle(element);
   const ink = element.closest("svg") ? style.fill : style.color;
   const [high, low] = [luminance(rgb(ink)), luminance(behind(element))].sort((a, b) => b - a);

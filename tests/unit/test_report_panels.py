@@ -54,6 +54,25 @@ def test_an_endless_interval_is_cut() -> None:
     style.svg_text(panels.standings(table, "Step"))
 
 
+def test_marks_lie_in_their_settings_row_open_for_a_model_with_intervals_cut() -> None:
+    rows = [
+        {"network": "a", "setting": setting, "schedule": schedule, "value": value, "lo": value / 9, "hi": value * 1.1}
+        for setting, value in (("torch", 4.0), ("caffe", 8.0))
+        for schedule in ("merged", "wait_free")
+    ]
+    figure = panels.marks(pd.DataFrame(rows), "schedule", "Speed-up", "times", 16.0)
+    (axes,) = figure.axes
+    points = [line for line in axes.lines if len(line.get_xdata()) == 1]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["caffe", "torch"]
+    assert [(line.get_xdata()[0], round(line.get_ydata()[0])) for line in points] == [(4, 1), (4, 1), (8, 0), (8, 0)]
+    assert {line.get_markerfacecolor() for line in points} == {style.colour("paper")}
+    assert [line.get_markeredgecolor() for line in points[:2]] == [style.colour("merged"), style.colour("wait_free")]
+    lines = [tuple(line.get_xdata()) for line in axes.lines if len(line.get_xdata()) == 2]
+    assert lines[0] == (16, 16)
+    assert lines[1] == pytest.approx((4 / 1.5, 4.4))
+    assert [text.get_text() for text in figure.legends[0].texts] == ["merged, modelled", "wait-free, modelled"]
+
+
 def test_parts_stack_to_their_sum_and_what_is_missing_says_so() -> None:
     table = pd.DataFrame(
         {

@@ -170,7 +170,7 @@ def predicted_measured(table: pd.DataFrame, title: str = "Predicted over measure
         axes.plot([ratio], [y], **mark(row.kind, row.framework) | {"linestyle": "none"})
         axes.text(1.02, y, f"{ratio:.2f}", transform=axes.get_yaxis_transform(), va="center", fontsize=9)
     _ratios_axis(axes, limits)
-    axes.set_xlabel("predicted / measured (line: 95 % interval of the measured time; arrow: it goes on)")
+    axes.set_xlabel("predicted / measured\n(line: 95 % interval of the measured time; arrow: it goes on)")
     _rows_axis(axes, networks)
     handles = [_dot(name, kind) for name, kind in _pairs(table, "framework")]
     _legend(axes, [*handles, Patch(facecolor=colour("grid"), label="within 10 %")], title)

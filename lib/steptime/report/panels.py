@@ -5,6 +5,7 @@ colour; what tells settings apart is their row, not their colour.
 """
 
 import math
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -16,10 +17,12 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from steptime.core.machine import Machine
-from steptime.report.figures import PHASE_LABELS, WIDTH, _checked, _legend_columns, _lines, _order, _short
-from steptime.report.style import colour
+from steptime.report.figures import PHASE_LABELS, WIDTH, _checked, _dodge, _dot, _legend_columns, _lines, _order, _short
+from steptime.report.style import colour, mark
 
 ROW = 0.19
+_FEW_RATIOS = 2
+"""Up to this ratio an axis has ticks between 1 and 2."""
 KIND_COLOURS = {
     "convolution": "kind_convolution",
     "dense": "kind_dense",
@@ -60,6 +63,35 @@ def standings(table: pd.DataFrame, title: str) -> Figure:
         axes.set_xlim(min(0.93, float(part["lo"].clip(lower=0.7).min()) * 0.97), highest * 1.3 * (highest + 1) ** 0.55)
 
     return _grid(table, "network", order, draw, title, "step / fastest step (line: interval)")
+
+
+def marks(table: pd.DataFrame, series: str, title: str, label: str, reference: float) -> Figure:
+    """A mark for each value of column `series` in a setting's row, one panel a network; a line at `reference`.
+
+    Columns: network, setting, value (above 0), `series` (its colour); optionally lo and hi (95 % interval) and kind
+    (default modelled). Rows: settings by name. The axis is logarithmic, the same in all panels; an interval that
+    reaches beyond all values by more than half of them is cut.
+    """
+    table = _checked("marks", table, ["network", "setting", series, "value"], kind="modelled")
+    order, names = sorted(set(table["setting"])), _order(table[series])
+    ends = [min(table["value"].min(), reference) / 1.5, max(table["value"].max(), reference) * 1.5]
+
+    def draw(axes: Axes, part: pd.DataFrame) -> None:
+        axes.axvline(reference, color=colour("muted"), linewidth=0.9)
+        for row in part.itertuples():
+            name = str(getattr(row, series))
+            y = order.index(row.setting) + _dodge(names.index(name), len(names), 0.6 if series != "setting" else 0.0)
+            if "lo" in part:
+                drawn = [max(row.lo, ends[0]), min(row.hi, ends[1])]
+                axes.plot(drawn, [y, y], color=colour(name), linewidth=1.2)
+            axes.plot([row.value], [y], **mark(row.kind, name) | {"linestyle": "none", "markersize": 4})
+        axes.set_xscale("log")
+        _ratio_ticks(axes, _FEW_RATIOS if ends[1] / ends[0] < 3 * _FEW_RATIOS else ends[1] / ends[0])
+        axes.set_xlim(ends)
+
+    kinds = [(name, table.loc[table[series] == name, "kind"].iloc[0]) for name in names]
+    handles = [_dot(name, kind) for name, kind in kinds] if series != "setting" else []
+    return _grid(table, "network", order, draw, title, label, handles)
 
 
 def stacked(
@@ -262,7 +294,7 @@ def _grid(
         axes.set_title(names[place], fontsize=9, fontweight="normal", pad=3)
     # one label is enough for axes that mean the same
     lowest = grid[-1][0]
-    lowest.set_xlabel(label, loc="left", fontsize=9)
+    lowest.set_xlabel(textwrap.fill(label, 48), loc="left", fontsize=9)
     return _finished(figure, title, list(handles))
 
 
@@ -284,7 +316,7 @@ def _rows(axes: Axes, names: Sequence[str]) -> None:
 
 
 def _ratio_ticks(axes: Axes, highest: float) -> None:
-    steps = (1.0, 2.0, 5.0) if highest > 2 else (1.0, 1.2, 1.5, 2.0)
+    steps = (1.0, 2.0, 5.0) if highest > _FEW_RATIOS else (1.0, 1.2, 1.5, 2.0)
     axes.xaxis.set_major_locator(LogLocator(subs=steps if highest < 30 else (1.0,)))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
