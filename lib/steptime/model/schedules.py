@@ -52,24 +52,26 @@ def step_graph(
     *,
     late: Mapping[int, Late] | None = None,
     shared_cores: bool = False,
+    fair: bool = False,
+    folded: bool = True,
 ) -> TaskGraph:
-    """One step of all workers of `exchange`, folded: one worker a kind of `Late` (by worker; none for most).
+    """One step of all workers of `exchange`; `late` are those that are not like the rest (by worker).
 
-    With the same exchange for all and stages that begin when all workers are ready, folding is exact: equal workers
-    start and end everything together. `shared_cores`: reading uses the device, so nothing of it overlaps.
+    `folded`: one worker of each kind of `Late` stands for all of that kind. It is exact: what they wait for is the same
+    and comes at the same time, and on a common queue they stand one behind the other. `shared_cores`: reading uses the
+    device, so nothing of it overlaps. `fair`: messages share a link equally instead of one after the other.
     """
     _check_workers(exchange.workers, late or {})
-    kinds = _classes(exchange.workers, late or {})
+    which, workers, counts = _classes(exchange.workers, late or {}, folded)
     builder = GraphBuilder(profile.layers)
-    workers, counts = np.array(list(kinds.values())).T
-    computed = _compute(builder, profile, schedule, workers, list(kinds), shared_cores)
+    computed = _compute(builder, profile, schedule, workers, which, shared_cores)
     sent = messages(profile, schedule, exchange.cost)
     done = computed.backward[:, -1:]
     if exchange.workers > 1 and len(sent.last):
         ready = computed.ready(schedule, sent)
         layer = _layer_of(profile, computed, sent)
-        done = _exchange(builder, schedule, exchange.stages(sent.n_bytes), ready, layer, workers, counts)
-    _update(builder, profile, workers, list(kinds), computed, done)
+        done = _exchange(builder, schedule, exchange.stages(sent.n_bytes), ready, layer, workers, counts, fair)
+    _update(builder, profile, workers, which, computed, done)
     return builder.graph(counts.tolist())
 
 
@@ -217,13 +219,15 @@ def _exchange(
     layer: np.ndarray,
     workers: np.ndarray,
     counts: np.ndarray,
+    fair: bool,
 ) -> np.ndarray:
     """The stages of every message (`ready`: workers x messages); returns what each worker's update waits for."""
     waits = ready
     for number, stage in enumerate(stages):
         whose = workers if stage.scope == "each" else np.array([-1])
         as_they_come = stage.shared or (stage.scope == "queue" and len(workers) > 1)
-        engine = _each(builder, stage.resource, whose, "fifo" if as_they_come else "ordered")
+        discipline = "fair" if fair else "fifo" if as_they_come else "ordered"
+        engine = _each(builder, stage.resource, whose, discipline)
         tasks_of = workers if stage.scope != "all" else np.array([-1])
         many = counts[:, None] if stage.scope == "queue" else np.ones((len(tasks_of), 1))
         select_s = schedule.select_s if number == 0 else 0.0
@@ -235,7 +239,7 @@ def _exchange(
         else:
             builder.edge(waits[:, None], first[None])
         waits = last
-    return waits if stages[-1].shared else waits[:, -1:]
+    return waits if stages[-1].shared or fair else waits[:, -1:]
 
 
 def _sends(
@@ -308,10 +312,12 @@ def _folded_rings(
 
     Completion of i waits for all kept j, `late_by_s[message, i, j]` longer (see `_slow_ring`).
     """
-    sends = builder.add(
-        "communicate", _each(builder, "link", kept)[:, None], healthy_s, layer=layer, worker=kept[:, None]
-    )
-    complete = builder.add("communicate", -1, np.zeros(sends.shape), layer=layer, worker=kept[:, None])
+    engine = _each(builder, "link", kept)
+    sends, complete = (np.empty(ready.shape, dtype=np.int64) for _ in range(2))
+    for message in range(ready.shape[1]):
+        of = {"layer": layer[message], "worker": kept}
+        sends[:, message] = builder.add("communicate", engine, healthy_s[message], **of)
+        complete[:, message] = builder.add("communicate", -1, np.zeros(len(kept)), **of)
     builder.edge(ready, sends)
     builder.edge(sends.T[:, None, :], complete.T[:, :, None], late_by_s)
     builder.edge(complete[:, :-1], sends[:, 1:])
@@ -366,11 +372,14 @@ def _longest_walks(
 ) -> np.ndarray:
     """Messages x ends x begins: the excess of the longest walk; `excess` is messages x slow links at `places`."""
     moves = (ends[:, None] - begins) % workers
-    passed = (places - begins[:, None]) % workers <= moves[:, :, None]
-    total = np.tensordot(excess, passed.astype(float), axes=(1, 2))
-    slowest = np.zeros_like(total)
-    for place in range(len(places)):
-        np.maximum(slowest, passed[:, :, place] * excess[:, place, None, None], out=slowest)
+    count = len(places)
+    # on its way a walk meets the slow links `first`, `first` + 1, …, `met` of them
+    first = np.searchsorted(places, begins) % count
+    met = ((places - begins[:, None]) % workers <= moves[:, :, None]).sum(axis=2)
+    onward = excess[:, (np.arange(count)[:, None] + np.arange(count)) % count]
+    nothing = np.zeros((len(excess), count, 1))
+    total = np.concatenate([nothing, np.cumsum(onward, axis=2)], axis=2)[:, first, met]
+    slowest = np.concatenate([nothing, np.maximum.accumulate(onward, axis=2)], axis=2)[:, first, met]
     direct = total + (rounds - 1 - moves) * slowest
     spare = rounds - 1 - workers - moves
     around = total + excess.sum(axis=1)[:, None, None] + spare * excess.max(axis=1)[:, None, None]
@@ -480,15 +489,18 @@ def framework_schedules(workers: int, link: Link, request_s: float = 0.0) -> dic
 # ------------------------------------------------------------------------------------------------------------ checks
 
 
-def _classes(workers: int, late: Mapping[int, Late]) -> dict[Late, tuple[int, int]]:
-    """For each kind of worker the first of them, which stands for all, and how many they are."""
-    found: dict[Late, tuple[int, int]] = {}
+def _classes(workers: int, late: Mapping[int, Late], folded: bool) -> tuple[list[Late], np.ndarray, np.ndarray]:
+    """The kinds of workers, the first of each, which stands for all, and how many they are."""
+    if not folded:
+        every = range(workers)
+        return [late.get(worker, ON_TIME) for worker in every], np.array(every), np.ones(workers, dtype=int)
+    found: dict[Late, list[int]] = {}
     if len(late) < workers:
-        found[ON_TIME] = (next(worker for worker in range(workers) if worker not in late), workers - len(late))
+        found[ON_TIME] = [next(worker for worker in range(workers) if worker not in late), workers - len(late)]
     for worker in sorted(late):
-        first, count = found.get(late[worker], (worker, 0))
-        found[late[worker]] = (first, count + 1)
-    return found
+        found.setdefault(late[worker], [worker, 0])[1] += 1
+    first, counts = np.array(list(found.values())).T
+    return list(found), first, counts
 
 
 def _check_workers(workers: int, *by_worker: Mapping[int, object]) -> None:

@@ -6,6 +6,7 @@ rate. Tasks are not interrupted. `simulate` begins with everything idle and unfi
 not hold the first one back.
 """
 
+import bisect
 import heapq
 from collections import deque
 from dataclasses import dataclass, replace
@@ -86,21 +87,26 @@ def edges_of(graph: TaskGraph) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.n
 def _longest_paths(graph: TaskGraph) -> np.ndarray:
     """Start of each task where every order is given: the longest path to it.
 
-    Tasks that wait for one other only are contracted into it (their start is its end plus the lag), and what is left
-    is visited level by level, each level as arrays.
+    Tasks that wait for one other only are contracted into it (their start is its end plus the lag). What is left is
+    visited in runs of consecutive tasks none of which waits for another of the run, each run as arrays.
     """
     before, after, lag, iterations = edges_of(graph)
     now = iterations == 0
     before, after, lag = before[now], after[now], lag[now]
-    count = len(graph)
-    waits_for = np.bincount(after, minlength=count)
-    single = waits_for[after] == 1
+    place = np.arange(len(graph))
+    if not (before < after).all():
+        place[topological_order(graph)] = np.arange(len(graph))
+    single = np.bincount(after, minlength=len(graph))[after] == 1
     root, offset = _contracted(graph, before[single], after[single], lag[single])
     many = ~single
-    edges = root[before[many]], after[many], offset[before[many]] + graph.duration_s[before[many]] + lag[many]
-    starts, reached = _by_levels(count, *edges)
-    if not reached[root].all():
-        raise _cycle(graph)
+    before, after, lag = before[many], after[many], lag[many]
+    starts = np.zeros(len(graph))
+    targets, arrivals = _visited(
+        place[root[before]], place[after], offset[before] + graph.duration_s[before] + lag, len(graph)
+    )
+    inverse = np.empty(len(graph), dtype=np.int64)
+    inverse[place] = np.arange(len(graph))
+    starts[inverse[targets]] = arrivals
     return starts[root] + offset
 
 
@@ -112,39 +118,37 @@ def _contracted(
     offset = np.zeros(len(graph))
     root[after] = before
     offset[after] = graph.duration_s[before] + lag
-    for _ in range(len(graph).bit_length() + 1):
+    while True:
         following = root[root]
         if np.array_equal(following, root):
             return root, offset
         offset = offset + offset[root]
         root = following
-    raise _cycle(graph)
 
 
-def _by_levels(count: int, before: np.ndarray, after: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The longest path to each node and whether it was reached; nodes without an edge into them are at 0."""
-    starts = np.zeros(count)
-    open_edges = np.bincount(after, minlength=count)
-    reached = open_edges == 0
-    by_source = np.argsort(before, kind="stable")
-    after, weight = after[by_source], weight[by_source]
-    out = np.bincount(before, minlength=count)
-    first = np.cumsum(out) - out
-    stamp = np.empty(count, dtype=np.int64)
-    level = np.flatnonzero(reached & (out > 0))
-    while len(level):
-        lengths = out[level]
-        stops = np.cumsum(lengths)
-        edges = np.arange(stops[-1]) + np.repeat(first[level] - stops + lengths, lengths)
-        targets = after[edges]
-        np.maximum.at(starts, targets, np.repeat(starts[level], lengths) + weight[edges])
-        np.subtract.at(open_edges, targets, 1)
-        done = targets[open_edges[targets] == 0]
-        stamp[done] = np.arange(len(done))  # of equal targets the last one counts
-        done = done[stamp[done] == np.arange(len(done))]
-        reached[done] = True
-        level = done[out[done] > 0]
-    return starts, reached
+def _visited(before: np.ndarray, after: np.ndarray, weight_s: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """The nodes with an edge into them and the longest path to each; `before` < `after`, others are at 0."""
+    by_target = np.argsort(after, kind="stable")
+    before, after, weight_s = before[by_target], after[by_target], weight_s[by_target]
+    first = np.flatnonzero(np.diff(after, prepend=-1))
+    targets = after[first]
+    if not len(targets):
+        return targets, np.zeros(0)
+    # numbered anew: node 0 is whatever starts at 0, node n + 1 the n-th target
+    number = np.zeros(count, dtype=np.int64)
+    number[targets] = np.arange(1, len(targets) + 1)
+    before = number[before]
+    latest = np.maximum.accumulate(np.maximum.reduceat(before, first)).tolist()
+    bounds = [*first.tolist(), len(before)]
+    paths = np.zeros(len(targets) + 1)
+    begin = 0
+    while begin < len(targets):
+        end = bisect.bisect_right(latest, begin, begin + 1)  # up to the first that waits for one of this run
+        edges = slice(bounds[begin], bounds[end])
+        arrivals = paths[before[edges]] + weight_s[edges]
+        paths[begin + 1 : end + 1] = np.maximum.reduceat(arrivals, first[begin:end] - bounds[begin])
+        begin = end
+    return targets, paths[1:]
 
 
 def _cycle(graph: TaskGraph) -> InputError:
@@ -298,8 +302,8 @@ class _Fair:
         return self.at + max(0.0, end - self.served) * len(self.ends), task
 
 
-def as_served(simulated: Simulated) -> TaskGraph:
-    """The graph with every fifo resource ordered as it served its tasks, for the faster and the batched ways.
+def as_served(simulated: Simulated) -> Simulated:
+    """The same with every fifo resource ordered as it served its tasks (renumbered), for what needs a given order.
 
     Raises InputError for a fair resource: it has no order.
     """
@@ -307,15 +311,14 @@ def as_served(simulated: Simulated) -> TaskGraph:
     for resource in graph.resources:
         if resource.discipline == "fair":
             raise InputError(f"resource {resource.name}: discipline = 'fair': has no order; use fifo or ordered")
-    fifo = np.array([resource.discipline == "fifo" for resource in graph.resources] + [False])[graph.resource]
-    # within a fifo resource by start, elsewhere as they are; then the tasks are renumbered
     order = np.arange(len(graph))
-    for resource in np.unique(graph.resource[fifo]):
-        places = graph.on(resource)
-        order[places] = places[np.lexsort((places, simulated.end_s[places], simulated.start_s[places]))]
+    for index, resource in enumerate(graph.resources):
+        if resource.discipline == "fifo":
+            tasks = graph.on(index)
+            order[tasks] = tasks[np.lexsort((tasks, simulated.end_s[tasks], simulated.start_s[tasks]))]
     new = np.empty(len(graph), dtype=np.int64)
     new[order] = np.arange(len(graph))
-    return replace(
+    served = replace(
         graph,
         kind=graph.kind[order],
         layer=graph.layer[order],
@@ -326,6 +329,7 @@ def as_served(simulated: Simulated) -> TaskGraph:
         after=new[graph.after],
         resources=tuple(replace(resource, discipline="ordered") for resource in graph.resources),
     )
+    return Simulated(served, simulated.start_s[order], simulated.end_s[order], simulated.step_of[order])
 
 
 # ------------------------------------------------------------------------------------------------ many iterations
