@@ -13,6 +13,7 @@ OURS = {
     "networks": {"core"},
     "frameworks": {"core"},
     "measure": {"core", "networks", "frameworks"},
+    "cluster": {"core", "networks", "frameworks", "measure"},
     "model": {"core", "networks"},
     "traces": {"core"},
     "report": {"core", "model"},
@@ -28,6 +29,7 @@ OTHERS = {
     "networks": {"numpy", "pydantic"},
     "frameworks": {"numpy", "pynvml", "PIL", "jpegs", "worker"},
     "measure": {"numpy", "pandas", "pandera", "pydantic", "scipy"},
+    "cluster": {"numpy", "pandas", "pandera", "pydantic", "exchanges", "synchronisers", "training"},
     "model": {"numpy", "pandas", "pandera", "pydantic", "scipy"},
     "traces": {"numpy", "pandas", "orjson"},
 }
@@ -54,13 +56,15 @@ def test_a_package_imports_only_what_the_table_allows(graph: grimp.ImportGraph, 
     assert ours <= OURS[package]
     external = {name for name in imported if not name.startswith("steptime")} - set(sys.stdlib_module_names)
     if package in OTHERS:
-        adapters = set(FRAMEWORKS) if package == "frameworks" else set()
+        # The ranks' programs are run by their paths, each in a process of its own.
+        adapters = {"frameworks": set(FRAMEWORKS), "cluster": {"torch"}}.get(package, set())
         assert external <= OTHERS[package] | adapters
 
 
 def test_the_files_that_run_under_other_interpreters_import_nothing_of_ours(root: Path) -> None:
     folder = root / "lib/steptime/frameworks"
     files = [folder / "worker.py", folder / "jpegs.py", *folder.glob("adapters/*.py")]
+    files += (root / "lib/steptime/cluster/programs").glob("*.py")
     assert len(files) >= 3
     for file in files:
         for node in ast.walk(ast.parse(file.read_text(), feature_version=(3, 7))):

@@ -1,0 +1,1 @@
+"""Many workers, really run: processes, shaped links, synchronisation schedules, collectives."""
