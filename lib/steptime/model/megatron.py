@@ -171,6 +171,7 @@ class Fit:
 
 def fit(observed: pd.DataFrame) -> Fit:
     """The fit of checked observations (read_observed)."""
+    observed = observed.sort_values(list(CONFIGURATION))
     if len(observed) > MOST_ROWS:
         observed = observed.sample(MOST_ROWS, random_state=0)
     seen = Configurations.of(observed)
@@ -274,12 +275,10 @@ def _notes(observed: pd.DataFrame, points: pd.DataFrame, at: Configurations) -> 
 
 def _read(path: Path, columns: tuple[str, ...]) -> pd.DataFrame:
     table = read_fields(path)
-    table.columns = [str(name).strip() for name in table.columns]
     known = (*CONFIGURATION, TIME_MS)
     for name in columns:
-        if list(table.columns).count(name) != 1:
-            found = "is missing" if name not in table.columns else "is there twice"
-            raise InputError(f"{path}: column {name!r} {found}; the columns are {', '.join(columns)}")
+        if name not in table.columns:
+            raise InputError(f"{path}: column {name!r} is missing; the columns are {', '.join(columns)}")
     unknown = [name for name in table.columns if name not in known]
     if unknown:
         raise InputError(f"{path}: column {unknown[0]!r} is not known; remove it, the columns are {', '.join(columns)}")

@@ -128,5 +128,5 @@ def refuse(bad: pd.Series, table: pd.DataFrame, name: str, source: Path | str, e
     if bad.any():
         row = int(np.flatnonzero(bad)[0])
         value = table[name].iloc[row]
-        shown = "empty" if pd.isna(value) or str(value).strip() == "" else str(value)
+        shown = "empty" if pd.isna(value) or str(value).strip() == "" else " ".join(str(value).split())
         raise InputError(f"{source}: line {row + 2}: {name} = {shown}: must be {expected}; correct or remove the row")

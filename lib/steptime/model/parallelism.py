@@ -52,7 +52,7 @@ class Transformer:
 
     def step_flops(self, samples: Number, recompute: Number = "none") -> Number:
         """Operations of a step. Full recomputation runs the layers forward once more: equation 3 of arXiv 2104.04473;
-        selective: only the attention between keys, queries and values, appendix A of arXiv 2205.05198."""
+        selective: only the products of queries, keys and values."""
         attention = 4 * samples * self.sequence**2 * self.hidden * self.layers
         layers = self.forward_flops(samples) - 2 * samples * self.sequence * self.hidden * self.vocabulary
         again = np.where(is_kind(recompute, "full"), layers, np.where(is_kind(recompute, "selective"), attention, 0.0))
