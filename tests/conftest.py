@@ -13,7 +13,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 MEASURED = ["machine", "measure"]
-DERIVED = ["fit", "predict", "single_device", "dlbench", "cpu_vs_gpu", "choosing", "summary", "site"]
+DERIVED = ["fit", "predict", "board", "single_device", "dlbench", "cpu_vs_gpu", "choosing", "bcaffe", "summary", "site"]
 TINY = {
     "quick.machine.seconds": 0.1,
     "quick.measure.frameworks": ["torch"],
@@ -50,6 +50,7 @@ ALLOWED_SKIPS = (
     r"apt-get install .*chromium",
     r"data/reports is not built here",
     r"needs two cores",
+    r"making them needs root",
     r"no Python [\d.]+ under",
     r"public measurements are not beside this checkout",
     r"the kernel does not count run delays",

@@ -495,6 +495,54 @@ def trace_grow(files: tuple[Path, ...], workers: tuple[int, ...], link: str, out
         )
 
 
+# ---------------------------------------------------------------------------------------------------- many workers
+
+
+@cli.group()
+def links() -> None:
+    """Links between workers on this machine: network namespaces on a switch, at a given rate. Needs root."""
+
+
+@links.command("up")
+@click.option("--workers", type=int, required=True, help="Namespaces to make, one a worker.")
+@click.option("--rate", help="Rate of each link, both ways, e.g. 1gbit [not held back].")
+def links_up(workers: int, rate: str | None) -> None:
+    """Make links that stay until `steptime links down`, and measure them.
+
+    A command runs in one by: ip netns exec NAME COMMAND.
+    """
+    from steptime.cluster.links import rate_of, up
+
+    made = up(workers, None if rate is None else rate_of(rate))
+    for place in made.places:
+        click.echo(f"{place.namespace}  {place.interface}  {place.address}")
+    rates = {name: 8e-9 / of.beta_s_per_byte for name, of in (("link", made.link), ("not held back", made.unshaped))}
+    click.echo(
+        f"a message, measured: {1e6 * made.link.alpha_s:.3g} us and its bytes at {rates['link']:.4g} Gbit/s; "
+        f"not held back {rates['not held back']:.3g} Gbit/s"
+    )
+
+
+@links.command("down")
+def links_down() -> None:
+    """Remove the links that `up` made, and what killed runs left; those of a run under way stay."""
+    from steptime.cluster.links import down
+
+    for name in down():
+        click.echo(f"{name}: removed")
+
+
+@links.command("list")
+def links_list() -> None:
+    """Say which links of this project are up, and whose."""
+    from steptime.cluster.links import HELD, list_links
+
+    for found in list_links():
+        owner = "held, until links down" if found.owner == HELD else f"process {found.owner}"
+        for name in found.namespaces:
+            click.echo(f"{name}  {owner}{'' if found.is_alive else ', which is gone: the next start removes it'}")
+
+
 # ------------------------------------------------------------------------------------------------------ campaigns
 
 

@@ -76,7 +76,7 @@ def run_ranks(
 
 
 class _Running:
-    """A started rank. Its streams are files without a name: no pipe that fills, no file that a killed launcher leaves."""
+    """A started rank. Its streams are files without a name: no pipe that fills, no file that is left."""
 
     def __init__(self, number: int, rank: Rank) -> None:
         self.number = number
