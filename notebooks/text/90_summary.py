@@ -38,7 +38,8 @@ def read(stage: str, name: str) -> pd.DataFrame:
 
 steps, phases, comparisons = (read("fit", name) for name in ("steps", "phases", "comparisons"))
 answers_to, standing, FEW_FRAMEWORKS = read("choosing", "answers"), read("single_device", "main_standings"), 4
-speed_up, published_steps, rule = (read("predict", name) for name in ("speed_up", "published_steps", "merging"))
+speed_up = read("predict", "speed_up")
+published_steps, rule = (read("bcaffe", name) for name in ("published_steps", "merging"))
 asked = speed_up[(speed_up["link"] == link) & (speed_up["workers"] == workers)]
 if len(speed_up) and asked.empty:
     known = f"links {', '.join(speed_up['link'].unique())}; workers {sorted(speed_up['workers'].unique())}"

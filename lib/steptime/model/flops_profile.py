@@ -1,4 +1,4 @@
-"""A layer profile where only the step's time is known: each layer's share follows from its floating-point operations."""
+"""A layer profile where only the step's time is known: layers share it by their floating-point operations."""
 
 import numpy as np
 

@@ -90,7 +90,7 @@ def bcaffe_all_reduce(folder: Path, nodes: int) -> Piecewise:
 
 
 def bcaffe_curve(folder: Path, nodes: int) -> Curve:
-    """The same benchmark as it was measured, 4 B to 1 MiB, without a fit; larger messages by the upper of the two lines."""
+    """The same benchmark as measured, 4 B to 1 MiB, without a fit; larger messages by the upper of the two lines."""
     path = Path(folder) / "bcaffe_osu_allreduce.csv"
     table = _of_nodes(read_table(path, ALL_REDUCE), nodes, path).sort_values("n_bytes")
     large = bcaffe_all_reduce(folder, nodes).large
