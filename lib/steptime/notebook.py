@@ -317,7 +317,7 @@ def _short_folder() -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix=SOCKETS, dir=parent) as folder:
         handle = os.open(folder, os.O_RDONLY)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, fcntl.LOCK_EX)
             yield folder
         finally:
             os.close(handle)

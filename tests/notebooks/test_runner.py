@@ -1,9 +1,11 @@
 """The runner on a toy notebook: what it publishes, what is left when a cell fails, and that no kernel outlives it."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -150,3 +152,48 @@ def test_no_kernel_outlives_the_runner(toy: Path, number: signal.Signals) -> Non
     runner.wait(timeout=60)
     psutil.wait_procs([kernel], timeout=60)
     assert not kernel.is_running()
+
+
+HOLDER = """
+import sys
+from steptime import notebook
+with notebook._short_folder() as folder:
+    print(folder, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_what_killed_runners_leave_is_removed_and_what_is_in_use_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are old; the one whose runner lives is locked, which a fresh folder may not be yet."""
+    place = Path(tempfile.mkdtemp(prefix="t"))
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    holders = [
+        subprocess.Popen([sys.executable, "-c", HOLDER], env=os.environ | {"TMPDIR": str(place)}, **pipes)
+        for _ in range(2)
+    ]
+    try:
+        killed, living = [Path(holder.stdout.readline().strip()) for holder in holders]
+        (killed / "k-1").touch()
+        holders[0].kill()
+        holders[0].wait()
+        fresh, other = place / f"{notebook.SOCKETS}fresh", place / "thesis"
+        fresh.mkdir()
+        other.mkdir()
+        (place / f"{notebook.SOCKETS}link").symlink_to(other)
+        for folder in (killed, living, other):
+            os.utime(folder, (0, 0))
+        with notebook._short_folder() as own:
+            assert Path(own).is_dir()
+            assert not killed.exists()
+            assert living.is_dir()
+            assert fresh.is_dir()
+            assert other.is_dir()
+        assert not Path(own).exists()
+    finally:
+        for holder in holders:
+            holder.kill()
+            holder.communicate()
+        shutil.rmtree(place)

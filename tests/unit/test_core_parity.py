@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from test_campaign import RUN
 
@@ -32,6 +33,23 @@ def test_more_cores_than_given_are_seen_and_warm_ups_do_not_count() -> None:
     assert busy_cores(planted()).to_dict() == pytest.approx(SETTINGS)
     assert overfull(planted()) == {"cntk"}
     assert overfull(planted(threads=2)) == set()
+
+
+def test_busy_cores_are_of_the_steps_that_count() -> None:
+    """Processes that something held up count no more than in the step's time; see `core.statistics.counted`."""
+    campaign = planted()
+    held_up = (campaign.samples["run_id"] == "torch") & (campaign.samples["repeat"] > 0)
+    second = campaign.samples[held_up].assign(run_id="torch-2", is_disturbed=True, cpu_s=0.001)
+    third = campaign.samples[held_up].assign(run_id="torch-3")
+    runs = campaign.runs[campaign.runs["run_id"] == "torch"]
+    more = Campaign(
+        "planted",
+        pd.concat([campaign.runs, runs.assign(run_id="torch-2"), runs.assign(run_id="torch-3")]),
+        pd.concat([campaign.samples, second, third]),
+    )
+    assert busy_cores(more)["torch"] == pytest.approx(1.0)
+    alone = Campaign("planted", more.runs, more.samples[more.samples["run_id"] == "torch-2"])
+    assert busy_cores(alone)["torch"] == pytest.approx(0.1), "all that there is"
 
 
 def test_what_fails_parity_or_takes_more_cores_is_not_compared(tmp_path: Path) -> None:

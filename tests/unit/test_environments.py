@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from steptime.cli import cli
+from steptime.core import packages
 from steptime.core.errors import InputError
 from steptime.core.packages import SystemPackage, system_packages
 from steptime.frameworks import Setting, creation, environments, installed_version, settings
@@ -198,6 +199,30 @@ def test_pyenvs_stand_ins_do_not_count_as_interpreters(tmp_path: Path, monkeypat
     assert creation.find_interpreter("3.78") is None
 
 
+def test_a_program_that_the_children_start_and_is_gone_is_one_line_with_the_command(
+    planted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H2O's environment without Java: made, and of no use."""
+    assert run("create", "tiny")[0] == 0
+    assert settings.missing_packages("tiny") is None
+    java = SystemPackage("openjdk-17-jre-headless", "no-such-java", "H2O", "vintage")
+    monkeypatch.setattr(packages, "system_packages", lambda root: [java])
+    recipe = Environment("tiny", "1.5", HERE, runs_with=("openjdk-17-jre-headless",))
+    monkeypatch.setitem(ENVIRONMENTS, "tiny", recipe)
+    said = settings.missing_packages("tiny")
+    assert said is not None
+    assert said.startswith("system packages are missing: openjdk-17-jre-headless: ")
+    assert said.endswith("apt-get install -y openjdk-17-jre-headless")
+    status, line = run("list")
+    assert status == 0
+    assert "complete: system packages are missing: openjdk-17-jre-headless; mend: " in line
+
+
+def test_h2o_starts_java() -> None:
+    assert settings.SETTINGS["h2o"].environment == "h2o"
+    assert ENVIRONMENTS["h2o"].runs_with == ("openjdk-17-jre-headless",)
+
+
 def test_a_child_gets_the_recipes_variables_and_no_packages_from_outside(planted: Path) -> None:
     found = ENVIRONMENTS["tiny"].variables()
     assert found == {"WHERE": f"{planted}/envs/tiny/there", "PYTHONPATH": "", "PYTHONNOUSERSITE": "1"}
@@ -211,6 +236,7 @@ def test_a_recipe_locks_every_package_and_names_known_system_packages(name: str,
     assert all(line.count("==") == 1 for line in lines if not line.startswith("#"))
     assert {"pip", "setuptools", "wheel"} <= {line.partition("==")[0] for line in lines}
     assert set(ENVIRONMENTS[name].packages) <= {package.name for package in system_packages(root)}
+    assert set(ENVIRONMENTS[name].runs_with) <= set(ENVIRONMENTS[name].packages)
     distributions = [
         names
         for setting in settings.SETTINGS.values()

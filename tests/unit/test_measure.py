@@ -17,7 +17,7 @@ from steptime import frameworks
 from steptime.core.campaign import Campaign, read_campaign
 from steptime.core.errors import InputError
 from steptime.core.statistics import estimate, usable
-from steptime.measure import Plan, fingerprint, lock, measure, rounds, run
+from steptime.measure import Plan, fingerprint, lock, measure, partial, rounds, run
 from steptime.measure.plan import read_plan
 
 PLAN = Plan(
@@ -316,10 +316,11 @@ from pathlib import Path
 import test_measure as t
 from steptime import frameworks
 from steptime.core import files
-from steptime.measure import lock, run
+from steptime.measure import lock, partial, run
 
 folder, kills_at = Path(sys.argv[1]), int(sys.argv[2])
 frameworks.Child, frameworks.installed_version, lock.LOCK = t.FakeChild, lambda name: "1.0", folder / "lock"
+partial.code_facts = lambda: {"code_hash": "same"}
 run.time = t.SimpleNamespace(perf_counter=lambda: t.FakeChild.now)
 made, opened, written = 0, os.fdopen, []
 
@@ -347,8 +348,10 @@ t.measure(t.PLAN, folder / "out", folder / "partial", report=print)
 
 @pytest.mark.parametrize("kills_at", [1, 6, CASES * PLAN.min_rounds + 1], ids=["first run", "sixth run", "campaign"])
 def test_killed_in_the_middle_of_writing_samples_it_goes_on(
-    tmp_path: Path, lines: list[str], fake: type[FakeChild], kills_at: int
+    tmp_path: Path, lines: list[str], fake: type[FakeChild], kills_at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # also where the code is being edited beside this test
+    monkeypatch.setattr(partial, "code_facts", lambda: {"code_hash": "same"})
     command = [sys.executable, "-c", KILLED, str(tmp_path), str(kills_at)]
     path = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[1])])
     done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)
@@ -362,7 +365,7 @@ def test_killed_in_the_middle_of_writing_samples_it_goes_on(
     assert len(campaign.runs) == CASES * PLAN.min_rounds
     assert set(campaign.runs["status"]) == {"finished"}
     whole = measure(PLAN, tmp_path / "whole", tmp_path / "other", report=lines.append)
-    drawn = ["started_utc", "load_1min", "duration_s"]
+    drawn = ["started_utc", "load_1min", "duration_s", "code_hash", "git_revision", "git_dirty"]
     assert campaign.runs.drop(columns=drawn).equals(whole.runs.drop(columns=drawn)), "as if it had not been killed"
     assert campaign.samples.equals(whole.samples)
 
@@ -452,8 +455,6 @@ def test_another_machine_and_back_measures_three_times(
 def test_changed_code_measures_again(
     tmp_path: Path, lines: list[str], fake: type[FakeChild], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from steptime.measure import partial
-
     measured(tmp_path, lines)
     fake.visits.clear()
     monkeypatch.setattr(partial, "code_facts", lambda: {"code_hash": "other"})
@@ -590,6 +591,18 @@ def test_cases_that_cannot_run_here_are_listed(
     assert waiting["torch-mlp-quick-b32-float32-cpu-t1-prefetch"] == "needs 2 cores, 1 allowed here"
     assert "tensorflow" in waiting["tensorflow-mlp-quick-b32-float32-cpu-t1-sequential"]
     assert len(runs[runs["status"] == "finished"]) == PLAN.min_rounds
+
+
+def test_a_framework_whose_programs_are_missing_is_listed_with_the_command(
+    tmp_path: Path, lines: list[str], fake: type[FakeChild], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = "system packages are missing: openjdk: apt-get install -y openjdk"
+    monkeypatch.setattr(frameworks, "missing_packages", lambda name: said if name == "tensorflow" else None)
+    runs = measured(tmp_path, lines).runs
+    waiting = runs[runs["status"] == "not_run"]
+    assert set(waiting["framework"]) == {"tensorflow"}
+    assert set(waiting["reason"]) == {said}
+    assert set(fake.started) == {"torch"}
 
 
 def planted(delays_s: list[float | None], steals_s: list[float], time_s: float = 0.02) -> list[dict[str, Any]]:

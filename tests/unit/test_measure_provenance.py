@@ -10,13 +10,22 @@ from pathlib import Path
 
 import pytest
 
-from steptime.core.campaign import RUNS, SAMPLES, Campaign, as_table, read_campaign, write_campaign
+from steptime.core.campaign import (
+    RUNS,
+    SAMPLES,
+    Campaign,
+    as_table,
+    campaign_folders,
+    read_campaign,
+    write_campaign,
+)
 from steptime.core.errors import InputError
 from steptime.core.files import write_json
 from steptime.frameworks import SETTINGS
 from steptime.measure import (
     Plan,
     add_campaign,
+    check_names,
     fingerprints,
     lock,
     peaks,
@@ -24,6 +33,7 @@ from steptime.measure import (
     read_plan_file,
     write_fingerprints,
 )
+from steptime.measure.plan import DECIDE_CASES
 from steptime.measure.run import Visit, base_row
 
 
@@ -251,6 +261,59 @@ def test_a_campaign_s_plan_goes_with_it_and_measures_the_same_again(recorded: Pa
     with pytest.raises(InputError, match=r"plan\.json: rounds = 'many'"):
         add_campaign(recorded, "lab-other", tmp_path)
     assert not (tmp_path / "data/campaigns/lab-other").exists()
+
+
+@pytest.mark.parametrize("key", DECIDE_CASES)
+def test_a_plan_that_does_not_say_its_cases_is_one_line(tmp_path: Path, key: str) -> None:
+    whole = Plan(networks=("mlp",), batch={"mlp": 8}).model_dump(mode="json")
+    write_json(tmp_path / "plan.json", {name: value for name, value in whole.items() if name != key})
+    with pytest.raises(InputError, match=rf"plan\.json: key '{key}' is missing; add it"):
+        read_plan_file(tmp_path / "plan.json")
+    write_json(tmp_path / "plan.json", {name: value for name, value in whole.items() if name != "memory_limit_gib"})
+    assert read_plan_file(tmp_path / "plan.json").networks == ("mlp",), "a plan from before there was a limit"
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "3", '{"frameworks": ["torch"]}'])
+def test_a_file_that_is_no_plan_is_one_line(tmp_path: Path, text: str) -> None:
+    (tmp_path / "plan.json").write_text(text)
+    with pytest.raises(InputError, match=r"^[^\n]*plan\.json: (key '\w+' is missing|expected a mapping)[^\n]*$"):
+        read_plan_file(tmp_path / "plan.json")
+
+
+def test_an_unknown_framework_is_told_and_an_unknown_network_refused(tmp_path: Path) -> None:
+    folder = record(tmp_path / "theirs", {"framework": "darknet", "case_id": "theirs"})
+    (told,) = check_names(read_campaign(folder), folder)
+    assert told.startswith(f"{folder}/runs.csv: line 2: framework = 'darknet': is none of this version's; ")
+    assert add_campaign(folder, "theirs", tmp_path).is_dir()
+    folder = record(tmp_path / "other", {"network": "vgg17", "case_id": "other"})
+    with pytest.raises(InputError, match=r"runs\.csv: line 2: network = 'vgg17': is not described here; .*zoo\.py"):
+        add_campaign(folder, "other", tmp_path)
+    assert not (tmp_path / "data/campaigns/other").exists()
+    known = record(tmp_path / "ours", {})
+    assert check_names(read_campaign(known), known) == []
+
+
+def test_an_end_while_a_campaign_is_added_leaves_none(
+    recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither folder nor name: added again, it is whole."""
+    write_json(recorded / "plan.json", Plan().model_dump(mode="json"))
+    move = os.replace
+    for last in ("plan.json", "samples.csv", "runs.csv"):
+
+        def end_after(source: str, target: Path, last: str = last) -> None:
+            move(source, target)
+            if Path(target).name == last:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(os, "replace", end_after)
+        with pytest.raises(KeyboardInterrupt):
+            add_campaign(recorded, "lab", tmp_path)
+        monkeypatch.setattr(os, "replace", move)
+        assert not (tmp_path / "data/campaigns").exists()
+    target = add_campaign(recorded, "lab", tmp_path)
+    assert sorted(path.name for path in target.iterdir()) == ["plan.json", "runs.csv", "samples.csv"]
+    assert campaign_folders(tmp_path) == {"lab": target}
 
 
 @pytest.mark.parametrize(

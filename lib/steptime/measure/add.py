@@ -3,6 +3,7 @@
 import os
 import pwd
 import re
+import shutil
 import socket
 from pathlib import Path
 
@@ -50,7 +51,11 @@ def add_campaign(source: Path, name: str, root: Path) -> Path:
         beside["plan.json"] = json_text(plan.model_dump(mode="json"))
     if machine is not None:
         beside["machine.json"] = json_text(machine.model_copy(update={"name": name}).model_dump())
-    write_campaign(Campaign(name, campaign.runs, campaign.samples), target, beside)
+    aside = Path(root) / "data/.partial/added" / name
+    shutil.rmtree(aside, ignore_errors=True)
+    write_campaign(Campaign(name, campaign.runs, campaign.samples), aside, beside)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    aside.rename(target)
     return target
 
 
