@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from steptime.core.errors import InputError
 from steptime.core.machine import Link
 from steptime.core.step import AGGREGATIONS, LayerProfile, Schedule
+from steptime.model.collectives import line
 from steptime.model.exchanges import CentralServer, ShardedServer, ring_exchange
 from steptime.model.schedules import Late, ring_graph, step_graph
 from steptime.model.simulator import (
@@ -175,7 +176,6 @@ def test_folded_is_every_worker_and_every_round(workers, late, slow, seed):
         str(rng.choice(AGGREGATIONS)),
         bool(rng.random() < 0.5),
         bucket_bytes=4e6,
-        select_s=float(rng.choice([0.0, 1e-3])),
     )
     lates, links = drawn_irregular(rng, workers, late, slow)
     folded, every = (
@@ -218,7 +218,9 @@ def test_what_is_simulated_does_not_grow_with_the_workers(late, slow):
     assert every >= 64 * messages * 2 * 63 > 10 * counts[0]
 
 
-@pytest.mark.parametrize("exchange", [CentralServer(9, LINK, 1e-4), ShardedServer(9, LINK), ring_exchange(9, LINK)])
+@pytest.mark.parametrize(
+    "exchange", [CentralServer(9, line(LINK)), ShardedServer(9, line(LINK)), ring_exchange(9, LINK)]
+)
 @pytest.mark.parametrize("late", [0, 1, 2, 4])
 @pytest.mark.parametrize("seed", range(5))
 def test_folded_servers_serve_every_worker(exchange, late, seed):

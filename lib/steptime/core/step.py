@@ -1,6 +1,5 @@
 """What a step is made of: the layer profile, the schedule that orders it, and the timeline that results."""
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,15 +50,12 @@ class Schedule:
     """Which tasks a step has and what overlaps.
 
     `aggregation` is one of AGGREGATIONS; `prefetch` reads and copies the next batches while this one is computed, with
-    `loaders` of them at work, each on every `loaders`-th batch, and the copy as in COPIES. `density` is the share of
-    each message's bytes that is sent, `select_s` what choosing them costs a message (sparse all-reduce).
+    `loaders` of them at work, each on every `loaders`-th batch, and the copy as in COPIES.
     """
 
     aggregation: str = "wait_free"
     prefetch: bool = False
     bucket_bytes: float = 25 * 2**20
-    density: float = 1.0
-    select_s: float = 0.0
     loaders: int = 1
     copy: str = "with_read"
 
@@ -69,8 +65,6 @@ class Schedule:
         checks = {
             "copy": (self.copy in COPIES, f"known are {', '.join(COPIES)}"),
             "bucket_bytes": (self.bucket_bytes > 0, "must be above 0"),
-            "density": (0 < self.density <= 1, "must be above 0 and at most 1"),
-            "select_s": (0 <= self.select_s < math.inf, "must be 0 or more, in seconds"),
             "loaders": (self.loaders >= 1, "must be at least 1"),
         }
         for name, (good, mend) in checks.items():

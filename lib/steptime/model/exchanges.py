@@ -11,7 +11,9 @@ import numpy as np
 
 from steptime.core.errors import InputError
 from steptime.core.machine import Link
-from steptime.model.collectives import AllReduce, Cost, ring
+from steptime.model.collectives import Cost, Stages, hierarchical, ring
+from steptime.model.parameter_server import ParameterServer
+from steptime.model.sparse import Sparse
 
 
 @dataclass(frozen=True)
@@ -20,13 +22,15 @@ class Stage:
 
     `scope`: "all", one task for all workers, begun when all are ready; "each", one task a worker on its own resource;
     "queue", one task a worker on a common resource, first come first served, `time_s` of one worker. `shared`: another
-    stage uses the same resource, so that it serves them as they come.
+    stage uses the same resource, so that it serves them as they come. `chosen_s`: how long the resource first waits for
+    each message to be chosen (compressed).
     """
 
     resource: str
     time_s: np.ndarray
     scope: str = "all"
     shared: bool = False
+    chosen_s: np.ndarray | None = None
 
 
 class Exchange(Protocol):
@@ -56,45 +60,51 @@ def ring_exchange(workers: int, link: Link) -> Collective:
 
 
 @dataclass(frozen=True)
-class CentralServer:
-    """One parameter server with a full-duplex link: every worker's push comes in one after the other, and once all
-    have, the sums go out one after the other. `request_s`: what handling a message costs the server (a copy, a thread).
+class SparseCollective:
+    """A sparse all-reduce: what is sent is chosen first, and the link waits for it (`sparse.Sparse`)."""
 
-    A message takes 2 N (alpha + n beta) on an idle server: it grows with the workers (Paleo's and Poseidon's central
-    server, Qi et al. 2017; Zhang et al., arXiv 1706.03292).
+    workers: int
+    cost: Sparse
+
+    def stages(self, n_bytes: np.ndarray) -> list[Stage]:
+        sent = self.cost.dense.time_s((1 - self.cost.sparsity) * n_bytes)
+        return [Stage("link", sent, chosen_s=self.cost.time_s(n_bytes) - sent)]
+
+
+@dataclass(frozen=True)
+class CentralServer:
+    """One parameter server with a node of its own: every worker's push comes in one after the other, and once all are
+    there the sums go out one after the other. `message` is what one costs between two nodes, both directions at once.
+
+    On an idle server the 2 N messages of `parameter_server.ParameterServer`: it grows with the workers.
     """
 
     workers: int
-    link: Link
-    request_s: float = 0.0
+    message: Cost
 
     @property
-    def cost(self) -> AllReduce:
-        return AllReduce(
-            2 * self.workers * (self.link.alpha_s + self.request_s), 2 * self.workers * self.link.beta_s_per_byte
-        )
+    def cost(self) -> Cost:
+        return ParameterServer(self.workers, 1, self.message, shared_nodes=False)
 
     def stages(self, n_bytes: np.ndarray) -> list[Stage]:
-        one = self.request_s + self.link.alpha_s + n_bytes * self.link.beta_s_per_byte
+        one = self.message.time_s(n_bytes)
         return [Stage("server in", one, "queue"), Stage("server out", one * self.workers)]
 
 
 @dataclass(frozen=True)
 class ShardedServer:
-    """Every node is worker and server of 1/N of each message: N - 1 pushes of n/N, and as many pulls, a node.
+    """Every node is a worker and the server of 1/N of each message: N - 1 pushes of n/N a node, and as many pulls.
 
-    Per node 2 n (N - 1) / N bytes go out, Poseidon's 2 M N (P1 + P2 - 2) / P2 of in and out with P1 = P2 (Zhang et
-    al., arXiv 1706.03292, table of communication costs); as much as a ring sends.
+    `parameter_server.ParameterServer` with as many servers as workers, whose two phases of different messages take
+    turns on a node's interface. As many bytes as a ring's.
     """
 
     workers: int
-    link: Link
-    request_s: float = 0.0
+    message: Cost
 
     @property
-    def cost(self) -> AllReduce:
-        messages, share = 2 * (self.workers - 1), 1 / self.workers
-        return AllReduce(messages * (self.link.alpha_s + self.request_s), messages * share * self.link.beta_s_per_byte)
+    def cost(self) -> Cost:
+        return ParameterServer(self.workers, self.workers, self.message)
 
     def stages(self, n_bytes: np.ndarray) -> list[Stage]:
         half = self.cost.time_s(n_bytes) / 2
@@ -103,24 +113,23 @@ class ShardedServer:
 
 @dataclass(frozen=True)
 class SufficientFactors:
-    """A sharded server, or, for a layer for which that is fewer bytes, broadcasts of sufficient factors.
+    """A sharded server, or, for a dense layer for which that is fewer bytes, broadcasts of sufficient factors.
 
-    The gradient of a dense layer is a sum of outer products u v', one a sample: `factor_bytes[l]` are the bytes of all
-    u and v of one worker's mini-batch, in sending order, infinite where a layer has none. A worker then sends them to
-    N - 1 others. (Poseidon's HybComm, Zhang et al., arXiv 1706.03292, BestScheme.) Rebuilding the gradient is not
-    counted. For schedules that send a message a layer.
+    `factor_bytes`: the bytes of one worker's vectors, batch x (rows + columns) values, in sending order; infinite for a
+    layer that has none. A worker then sends them to N - 1 others. (Poseidon's HybComm, arXiv 1706.03292; rebuilding the
+    gradient is not counted.) For schedules that send a message a layer.
     """
 
     workers: int
-    link: Link
+    message: Cost
     factor_bytes: np.ndarray
 
     @property
-    def cost(self) -> AllReduce:
-        return ShardedServer(self.workers, self.link).cost
+    def cost(self) -> Cost:
+        return ShardedServer(self.workers, self.message).cost
 
     def by_factors(self, n_bytes: np.ndarray) -> np.ndarray:
-        """Which messages travel as factors: K (M + N) (P - 1) <= 2 M N (P - 1) / P."""
+        """Which messages travel as factors: `sufficient_factors.is_factored` with a server on every node, in bytes."""
         if len(n_bytes) != len(self.factor_bytes):
             raise InputError(
                 f"sufficient factors: {len(self.factor_bytes)} layers for {len(n_bytes)} messages: "
@@ -130,9 +139,8 @@ class SufficientFactors:
 
     def stages(self, n_bytes: np.ndarray) -> list[Stage]:
         factors = self.by_factors(n_bytes)
-        push, pull = ShardedServer(self.workers, self.link).stages(n_bytes)
-        sent = np.where(factors, self.factor_bytes, 0.0)
-        broadcast = (self.workers - 1) * (self.link.alpha_s + sent * self.link.beta_s_per_byte)
+        push, pull = ShardedServer(self.workers, self.message).stages(n_bytes)
+        broadcast = (self.workers - 1) * self.message.time_s(np.where(factors, self.factor_bytes, 0.0))
         return [
             Stage("nic", np.where(factors, broadcast, push.time_s), "each", shared=True),
             Stage("nic", np.where(factors, 0.0, pull.time_s), "each", shared=True),
@@ -141,36 +149,28 @@ class SufficientFactors:
 
 @dataclass(frozen=True)
 class Hierarchical:
-    """Reduced to a leader in each node, exchanged among the leaders, broadcast in the node.
-
-    In a node of `per_node` workers each way n beta + (g - 1) alpha of `inside`; among leaders 2((n - 1) alpha +
-    (n - 1)/n bytes beta) of `link` (ChainerMN's hierarchical communicator, Akiba, Fukuda, Suzuki, arXiv 1710.11351).
-    """
+    """Reduced to a leader in each node, all-reduced among the leaders, broadcast in the node: ChainerMN's communicator,
+    `collectives.hierarchical`. `intra` and `inter` are what a message costs inside a node and between nodes; the node's
+    bus serves reductions and broadcasts as they come."""
 
     nodes: int
     per_node: int
-    link: Link
-    inside: Link
+    intra: Cost
+    inter: Cost
 
     @property
     def workers(self) -> int:
         return self.nodes * self.per_node
 
     @property
-    def cost(self) -> AllReduce:
-        leaders, inside = ring(self.nodes, self.link), self._inside
-        return AllReduce(leaders.a_s + 2 * inside.a_s, leaders.b_s_per_byte + 2 * inside.b_s_per_byte)
-
-    @property
-    def _inside(self) -> AllReduce:
-        if self.per_node == 1:
-            return AllReduce(0.0, 0.0)
-        return AllReduce((self.per_node - 1) * self.inside.alpha_s, self.inside.beta_s_per_byte)
+    def cost(self) -> Stages:
+        return hierarchical(self.per_node, self.nodes, self.intra, self.inter)
 
     def stages(self, n_bytes: np.ndarray) -> list[Stage]:
-        inside = self._inside.time_s(n_bytes)
+        (inside, _), (leaders, _) = self.cost.parts
+        one_way = inside.time_s(n_bytes) / 2
         return [
-            Stage("bus", inside, shared=True),
-            Stage("link", ring(self.nodes, self.link).time_s(n_bytes)),
-            Stage("bus", inside, shared=True),
+            Stage("bus", one_way, shared=True),
+            Stage("link", leaders.time_s(n_bytes)),
+            Stage("bus", one_way, shared=True),
         ]

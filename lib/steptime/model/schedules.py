@@ -11,7 +11,7 @@ import numpy as np
 from steptime.core.errors import InputError
 from steptime.core.machine import Link
 from steptime.core.step import LayerProfile, Schedule
-from steptime.model.collectives import Cost, ring
+from steptime.model.collectives import AllReduce, Cost, line, ring
 from steptime.model.exchanges import CentralServer, Collective, Exchange, ShardedServer, Stage
 from steptime.model.step import AFTER_BACKWARD, Messages, messages
 from steptime.model.tasks import GraphBuilder, TaskGraph
@@ -70,7 +70,7 @@ def step_graph(
     if exchange.workers > 1 and len(sent.last):
         ready = computed.ready(schedule, sent)
         layer = _layer_of(profile, computed, sent)
-        done = _exchange(builder, schedule, exchange.stages(sent.n_bytes), ready, layer, workers, counts, fair)
+        done = _exchange(builder, exchange.stages(sent.n_bytes), ready, layer, workers, counts, fair)
     _update(builder, profile, workers, which, computed, done)
     return builder.graph(counts.tolist())
 
@@ -111,14 +111,13 @@ def ring_graph(
     if len(sent.last):
         ready = computed.ready(schedule, sent)
         layer = _layer_of(profile, computed, sent)
-        select_s = schedule.select_s
         if folded:
             late_by = _slow_ring(kept, workers, sent.n_bytes, link, slow_links)
-            healthy = select_s + ring(workers, link).time_s(sent.n_bytes)
+            healthy = ring(workers, link).time_s(sent.n_bytes)
             done = _folded_rings(builder, kept, healthy, late_by, ready, layer)
         else:
             every = [slow_links.get(int(worker), link) for worker in kept]
-            done = _unfolded_rings(builder, sent.n_bytes, every, select_s, ready, layer)
+            done = _unfolded_rings(builder, sent.n_bytes, every, ready, layer)
     _update(builder, profile, kept, which, computed, done)
     return builder.graph(_stands_for(kept, workers))
 
@@ -213,7 +212,6 @@ def _layer_of(profile: LayerProfile, computed: _Computed, sent: Messages) -> np.
 
 def _exchange(
     builder: GraphBuilder,
-    schedule: Schedule,
     stages: Sequence[Stage],
     ready: np.ndarray,
     layer: np.ndarray,
@@ -230,9 +228,8 @@ def _exchange(
         engine = _each(builder, stage.resource, whose, discipline)
         tasks_of = workers if stage.scope != "all" else np.array([-1])
         many = counts[:, None] if stage.scope == "queue" else np.ones((len(tasks_of), 1))
-        select_s = schedule.select_s if number == 0 else 0.0
         first, last = _sends(
-            builder, np.broadcast_to(engine, len(tasks_of)), many * stage.time_s, select_s, layer, tasks_of
+            builder, np.broadcast_to(engine, len(tasks_of)), many * stage.time_s, stage.chosen_s, layer, tasks_of
         )
         if number == 0 and stage.scope != "all":
             builder.edge(waits, first)
@@ -246,17 +243,17 @@ def _sends(
     builder: GraphBuilder,
     engine: np.ndarray,
     seconds: np.ndarray,
-    select_s: float,
+    chosen_s: np.ndarray | None,
     layer: np.ndarray,
     whose: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
     """A stage's tasks, engines x messages: the first and the last of each message (one task without a selection)."""
-    if not select_s:
+    if chosen_s is None:
         sends = builder.add("communicate", engine[:, None], seconds, layer=layer, worker=whose[:, None])
         return sends, sends
     pairs = [
         (
-            builder.add("compress", engine, select_s, layer=layer[message], worker=whose),
+            builder.add("compress", engine, chosen_s[message], layer=layer[message], worker=whose),
             builder.add("communicate", engine, seconds[:, message], layer=layer[message], worker=whose),
         )
         for message in range(seconds.shape[1])
@@ -273,7 +270,6 @@ def _unfolded_rings(
     builder: GraphBuilder,
     n_bytes: np.ndarray,
     links: Sequence[Link],
-    select_s: float,
     ready: np.ndarray,
     layer: np.ndarray,
 ) -> np.ndarray:
@@ -287,10 +283,9 @@ def _unfolded_rings(
     completes: list[np.ndarray] = []
     firsts: list[np.ndarray] = []
     for message, size in enumerate(n_bytes):
-        chosen = [builder.add("compress", engine, select_s, layer=layer[message], worker=everyone)] if select_s else []
         times = np.broadcast_to(alpha + beta * size / workers, (len(rounds), workers))
         sends = builder.add("communicate", engine, times, layer=layer[message], worker=everyone)
-        firsts.append([*chosen, sends[0]][0])
+        firsts.append(sends[0])
         builder.edge(ready[:, message], firsts[-1])
         builder.edge(sends[:-1, beside], sends[1:])
         if completes:
@@ -461,9 +456,9 @@ def framework_schedules(workers: int, link: Link, request_s: float = 0.0) -> dic
     """The four frameworks of the S-SGD study (arXiv 1711.05979) as schedules on one link, all with input read ahead.
 
     What each overlapped there is recalled but for what `source` says, so it is a model to test on the real ones.
-    `request_s`: what a message costs a server beside the link (gRPC's copy and thread for TensorFlow).
+    `request_s`: what a message costs TensorFlow's server beside the link (gRPC's copy and thread).
     """
-    ring_of_all = Collective(workers, ring(workers, link))
+    ring_of_all, message = Collective(workers, ring(workers, link)), line(link)
     return {
         "caffe-mpi": FrameworkSchedule(
             Schedule("wait_free", prefetch=True), ring_of_all, "NCCL all-reduce layer by layer during backward", False
@@ -473,13 +468,13 @@ def framework_schedules(workers: int, link: Link, request_s: float = 0.0) -> dic
         ),
         "mxnet": FrameworkSchedule(
             Schedule("wait_free", prefetch=True),
-            ShardedServer(workers, link),
+            ShardedServer(workers, message),
             "KVStore servers, by key during backward",
             False,
         ),
         "tensorflow": FrameworkSchedule(
             Schedule("wait_free", prefetch=True),
-            CentralServer(workers, link, request_s),
+            CentralServer(workers, AllReduce(link.alpha_s + request_s, link.beta_s_per_byte)),
             "parameter server over gRPC, as the graph allows",
             False,
         ),

@@ -78,8 +78,8 @@ def messages(profile: LayerProfile, schedule: Schedule, cost: Cost) -> Messages:
     (`merging.optimal_groups`); published_merge: MG-WFBP's rule; buckets: closed once full (`merging.bucket_groups`).
     """
     ready, n_bytes, names = sending_order(profile)
-    ends = _grouping(schedule, ready, n_bytes * schedule.density, cost)
-    message_ready, sizes = merging.messages(ready, n_bytes * schedule.density, ends)
+    ends = _grouping(schedule, ready, n_bytes, cost)
+    message_ready, sizes = merging.messages(ready, n_bytes, ends)
     if schedule.aggregation in AFTER_BACKWARD:
         message_ready = np.full(len(ends), profile.t_b_s)
     groups = [names[first:end] for first, end in zip((0, *ends), ends, strict=False)]
@@ -100,9 +100,9 @@ def _grouping(schedule: Schedule, ready_s: np.ndarray, n_bytes: np.ndarray, cost
 
 
 def aggregation(profile: LayerProfile, schedule: Schedule, cost: Cost) -> Aggregation:
-    """When the gradients are aggregated: `messages` one after the other on one link, each after its selection."""
+    """When the gradients are aggregated: `messages` one after the other on one link."""
     sent = messages(profile, schedule, cost)
-    times = schedule.select_s + cost.time_s(sent.n_bytes)
+    times = cost.time_s(sent.n_bytes)
     return Aggregation(sent.names, merging.start_times(sent.ready_s, times), times)
 
 
