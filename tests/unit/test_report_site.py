@@ -10,16 +10,18 @@ from pathlib import Path
 import nbformat
 import pandas as pd
 import pytest
+import yaml
 from bs4 import BeautifulSoup
 from planted_report import _speed_ups, claims, plant, summary
 
 from steptime.core.errors import InputError
-from steptime.report import figures, markup, site, style
+from steptime.report import figures, markup, reference, site, style
 from steptime.report.notebooks import read_page
 from steptime.report.site import build_site
 from steptime.report.summary import QUESTIONS
 
-PAGES = ["about", "campaigns", "claims", "glossary", "index", "measure", "predict", "summary"]
+PAGES = ["about", "campaigns", "claims", "glossary", "index", "measure", "predict", "reference", "summary"]
+WITH_NUMBERS = ("index", "measure", "predict", "summary")
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +116,7 @@ def test_campaigns_show_what_did_not_run_what_was_disturbed_and_which_is_local(b
 
 
 def test_each_page_says_which_campaigns_it_shows(built: Path) -> None:
-    named = {page: [link.get_text() for link in _soup(built, page).select(".origin a")] for page in PAGES[4:]}
+    named = {page: [link.get_text() for link in _soup(built, page).select(".origin a")] for page in WITH_NUMBERS}
     both = ["planted-laptop", "local"]
     assert named == {"index": both, "measure": ["local"], "predict": ["planted-laptop"], "summary": both}
 
@@ -357,6 +359,33 @@ def test_the_table_of_exit_statuses_has_every_one_that_the_command_uses(built: P
     source = (Path(site.__file__).parents[1] / "cli.py").read_text()
     used = re.findall(r"(?:_say\([^\n]*, |sys\.exit\(|status = )(\d+)", source)
     assert {1, 2, 130} <= {int(status) for status in used} <= set(shown)
+
+
+def test_the_reference_has_each_public_function_with_its_signature(tmp_path: Path) -> None:
+    source = tmp_path / "steptime"
+    (source / "model").mkdir(parents=True)
+    (source / "model" / "planted.py").write_text(
+        '"""What it knows."""\ndef shown(x_s: float, *, n: int = 2) -> float:\n'
+        '    """What it does.\n\n    And why."""\n'
+        'def _hidden():\n    """Not shown."""\ndef undocumented():\n    pass\n'
+        'class Thing:\n    """A thing."""\n    x_s: float\n    def grow(self, by: int) -> int:\n        """Grows."""\n'
+    )
+    ((package, (module,)),) = reference.modules(source).items()
+    assert (package, module.name, module.doc) == ("model", "steptime.model.planted", ("What it knows.",))
+    assert [item.signature for item in module.entries] == [
+        "shown(x_s: float, *, n: int=2) -> float",
+        "Thing(x_s: float)",
+    ]
+    assert module.entries[0].doc == ("What it does.", "And why.")
+    assert [item.signature for item in module.entries[1].methods] == ["grow(by: int) -> int"]
+
+
+def test_the_reference_page_names_what_the_readers_notebooks_import(built: Path) -> None:
+    text = _soup(built, "reference").main.get_text()
+    assert "steptime.model.collectives" in text
+    assert "Raises InputError" in text
+    stages = yaml.safe_load((Path(__file__).parents[2] / "dvc.yaml").read_text())["stages"]
+    assert {f"lib/steptime/{package}" for package in reference.PACKAGES} <= set(stages["site"]["deps"])
 
 
 def test_claims_that_were_decided_come_first(checkout: Path) -> None:

@@ -74,7 +74,7 @@ def marks(table: pd.DataFrame, series: str, title: str, label: str, reference: f
     """
     table = _checked("marks", table, ["network", "setting", series, "value"], kind="modelled")
     order, names = sorted(set(table["setting"])), _order(table[series])
-    ends = [min(table["value"].min(), reference) / 1.5, max(table["value"].max(), reference) * 1.5]
+    ends = (min(float(table["value"].min()), reference) / 1.5, max(float(table["value"].max()), reference) * 1.5)
 
     def draw(axes: Axes, part: pd.DataFrame) -> None:
         axes.axvline(reference, color=colour("muted"), linewidth=0.9)

@@ -17,11 +17,12 @@ from typing import Any, get_args
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+import steptime
 from steptime.core.claims import Claim, Figure, Kind, Paper, Verdict, read_claims, read_paper
 from steptime.core.errors import EXIT_STATUSES, InputError
 from steptime.core.files import read_text, read_yaml, validated, write_text
 from steptime.core.machine import Link, Machine, read_machine
-from steptime.report import citation, markup, provenance
+from steptime.report import citation, markup, provenance, reference
 from steptime.report.notebooks import TEMPLATES, NotebookPage, markdown, read_pages
 from steptime.report.provenance import Recorded
 from steptime.report.style import THEME
@@ -162,6 +163,8 @@ def _pages(content: _Content, scratch: Path) -> Iterator[tuple[str, str]]:
     yield render("glossary.html", "glossary.html", verdicts=get_args(Verdict))
     changes = read_text(content.root / "CHANGELOG.md").partition("\n")[2]
     about = {"cited": citation.read(content.root / "CITATION.cff"), "statuses": EXIT_STATUSES}
+    source = Path(steptime.__file__).parent
+    yield render("reference.html", "reference.html", packages=reference.modules(source))
     yield render("about.html", "about.html", **about, changes=Markup(markdown(changes)))
 
 
@@ -221,6 +224,7 @@ def _navigation(content: _Content) -> list[_Entry]:
         _Entry("claims.html", "Claims", _EVIDENCE),
         _Entry("campaigns.html", "Machines and campaigns", _EVIDENCE),
         _Entry("glossary.html", "Glossary", _EVIDENCE),
+        _Entry("reference.html", "Functions", _EVIDENCE),
         _Entry("about.html", "Citing, exit statuses, changes", _EVIDENCE),
     ]
 
