@@ -769,6 +769,17 @@ def benchmarks_examples(pairs: int) -> None:
     sys.exit(0 if all(found["met"] for found in example_ratios(pairs).values()) else 1)
 
 
+@benchmarks.command("simulator")
+def benchmarks_simulator() -> None:
+    """One step at 1,024 and 16,384 workers, events and what-if a second, beside plain Python doing the same work.
+
+    Exits with 1 when a goal is missed.
+    """
+    from steptime.model.simulator_benchmark import simulator_speed
+
+    sys.exit(0 if simulator_speed(click.echo)["met"] else 1)
+
+
 @benchmarks.command("trace")
 def benchmarks_trace() -> None:
     """Reading a trace of 200,000 events and its critical path, beside plain Python doing the same work.

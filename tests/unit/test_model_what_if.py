@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from steptime.core.errors import InputError
 from steptime.core.machine import Link
 from steptime.core.step import LayerProfile, Schedule
+from steptime.model import simulator_benchmark
 from steptime.model.collectives import line
 from steptime.model.exchanges import CentralServer, ring_exchange
 from steptime.model.schedules import Late, ring_graph, step_graph
@@ -41,6 +42,16 @@ def test_each_scenario_is_a_simulation_of_its_own(seed, scenarios):
         assert steps[column] == pytest.approx(alone.step_s)
         every = what_if(graph, durations, np.arange(len(graph)))
         np.testing.assert_allclose(every[:, column], alone.end_s, atol=1e-12)
+
+
+def test_the_plain_loop_of_the_benchmark_computes_the_same():
+    rng = np.random.default_rng(3)
+    profile = simulator_benchmark.resnet50_profile()
+    assert (profile.parameter_bytes > 0).sum() == len(profile.layers) == 54
+    assert profile.parameter_bytes.sum() == 4 * 25_557_032
+    graph = ring_graph(profile, Schedule(), 4, LINK, slow_links={1: LINK.model_copy(update={"alpha_s": 1e-3})})
+    durations = graph.duration_s[:, None] * rng.uniform(0, 2, (len(graph), 3))
+    np.testing.assert_allclose(simulator_benchmark.plain_what_if(graph, durations), what_if(graph, durations))
 
 
 def test_scenarios_of_another_graph_and_of_a_queue_are_refused():
