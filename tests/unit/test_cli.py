@@ -57,6 +57,12 @@ def plant_campaign(checkout: Checkout) -> Path:
         ({"quick": 5}, ["quick = 5", "mapping"]),
         ({"quick.machine.threads": 0}, ["machine", "threads = 0", "1 to"]),
         ({"quick.machine.seconds": -2.0}, ["machine", "seconds = -2.0"]),
+        ({"quick.measure.threads": []}, ["threads = []"]),
+        ({"quick.measure.budget_s": -1.0}, ["budget_s = -1.0"]),
+        ({"quick.predict.workers": []}, ["predict", "workers = []", "above 0"]),
+        ({"quick.predict.workers": [1, 0]}, ["predict", "workers = [1, 0]"]),
+        ({"quick.summary.workers": -1}, ["summary", "workers = -1"]),
+        ({"quick.single_device.memory_gib": -1.0}, ["single_device", "memory_gib = -1.0", "above 0"]),
     ],
 )
 def test_a_bad_value_in_params_yaml(
@@ -72,6 +78,39 @@ def test_a_bad_value_in_params_yaml(
 def test_params_yaml_that_is_not_yaml(checkout: Checkout, refused: Callable[..., str]) -> None:
     (checkout.root / "params.yaml").write_text("size: quick\nquick: [1,\n")
     assert "line 3" in refused("steptime", "run", "fit")
+
+
+def test_a_key_of_params_yaml_that_comes_twice(checkout: Checkout, refused: Callable[..., str]) -> None:
+    path = checkout.root / "params.yaml"
+    path.write_text(path.read_text().replace("size: quick\n", "size: quick\nsize: full\n", 1))
+    line = refused("steptime", "fingerprint")
+    assert "key 'size' is there on line" in line
+    assert "mend the line" in line
+
+
+def test_a_plan_of_nothing(checkout: Checkout, refused: Callable[..., str]) -> None:
+    (checkout.root / "plan.json").write_text("{}")
+    assert "plan.json: key 'frameworks' is missing" in refused("steptime", "measure", "--plan", "plan.json")
+
+
+def test_checking_a_campaign_of_unknown_names(checkout: Checkout, refused: Callable[..., str]) -> None:
+    """A framework that is not ours is told, a network refused, by `campaign check` as before any notebook runs."""
+    folder = plant_campaign(checkout)
+    runs = folder / "runs.csv"
+    whole = runs.read_text()
+    runs.write_text(whole.replace(",tensorflow,", ",darknet,"))
+    done = checkout.run("steptime", "campaign", "check", "data/campaigns/planted")
+    assert done.returncode == 0
+    assert "runs finished" in done.stdout
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("warning: data/campaigns/planted/runs.csv: line ")
+    assert "framework = 'darknet': is none of this version's" in line
+    runs.write_text(whole.replace(",alexnet,", ",alexnett,"))
+    for command in (("campaign", "check", "data/campaigns/planted"), ("run", "fit")):
+        line = refused("steptime", *command)
+        assert "runs.csv: line " in line
+        assert "network = 'alexnett': is not described here" in line
+        (checkout.root.parent / "started").unlink()
 
 
 def test_an_unknown_notebook(refused: Callable[..., str]) -> None:
