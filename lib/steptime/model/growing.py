@@ -37,11 +37,11 @@ def collective_time_s(operation: str, n_bytes: float, workers: int, link: Link) 
     (Thakur, Rabenseifner, Gropp, "Optimization of collective communication operations in MPICH", 2005.) Raises
     InputError for an operation whose cost is not known here, and for unknown bytes.
     """
+    whole = ring(workers, link)
     if operation == "barrier":
         return 2 * (workers - 1) * link.alpha_s
     if n_bytes < 0:
         raise InputError(f"collective {operation}: its bytes are not recorded; record with shapes (record_shapes=True)")
-    whole = ring(workers, link)
     if operation == "all_reduce":
         return whole.time_s(n_bytes)
     if operation in ("all_gather", "reduce_scatter", "all_to_all"):

@@ -194,6 +194,8 @@ def plain_path(low: float, high: float, events: Columns) -> tuple[int, float, fl
         begins.setdefault(place, []).append(start)
         numbers.setdefault(place, []).append(number)
     every_end = [piece[1] for piece in pieces]
+    device = [number for number, piece in enumerate(pieces) if piece[3] is not None]
+    device_end = [every_end[number] for number in device]
     before = []
     for start, _, place, at, by in pieces:
         found = bisect_right(ends[place], start + 1e-10) - 1
@@ -203,9 +205,10 @@ def plain_path(low: float, high: float, events: Columns) -> tuple[int, float, fl
             if launcher >= 0 and at > since:
                 chosen, since = numbers[by][launcher], at
         if start - since > SHORTEST_WAIT_S:
-            last = bisect_right(every_end, start + 1e-10) - 1
-            if last >= 0 and every_end[last] > since:
-                chosen = last
+            known, which = (device_end, device) if at is not None else (every_end, range(len(pieces)))
+            last = bisect_right(known, start + 1e-10) - 1
+            if last >= 0 and known[last] > since:
+                chosen = which[last]
         before.append(chosen)
     now = bisect_right(every_end, high + 1e-10) - 1
     count, inside, between, until = 0, 0.0, 0.0, float("inf")

@@ -119,14 +119,14 @@ def _nccl_text(path: Path, text: str) -> tuple[list[_Point], Placement]:
         elif re.match(r"#\s+size\s+count\s+type", line):
             heads = line.lstrip("# ").split()
         elif heads and re.match(r"\s*\d+\s+\d+\s+[a-z]", line):
-            # A column that a program leaves blank (redop, root) is missing among the words: count from the end.
             words = line.split()
-            place = len(heads) - 1 - heads[::-1].index("time") if "time" in heads else -1
-            after = len(heads) - place
-            if place < 0 or len(words) < after:
+            # Programs without an operation may leave redop blank: one word less.
+            blank = int("redop" in heads and len(words) > 3 and not words[3].isalpha())
+            if "time" not in heads or len(words) < len(heads) - blank:
                 raise InputError(f"{path}: line {number}: has {len(words)} of {len(heads)} columns; give all output")
+            place = len(heads) - 1 - heads[::-1].index("time") - blank
             if int(words[0]) > 0:
-                time_us = _positive(path, number, "time", words[-after])
+                time_us = _positive(path, number, "time", words[place])
                 points.append(_Point(number, int(_positive(path, number, "size", words[0], whole=True)), time_us))
     nodes = len(set(ranks.values())) or None
     return points, Placement(workers=len(ranks) or None, nodes=nodes)

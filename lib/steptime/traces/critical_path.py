@@ -2,9 +2,9 @@
 
 Backwards from the step's last end: before each task stands the one whose end let it start. That is the task before it
 on its thread or stream, or the call that launched it; where it started later than these allow, what of its rank
-ended last before it (the thread was waiting). A collective starts when the last rank has arrived, so the path goes on
-at that rank. As in trace analysis of message-passing programs (Boehme et al., "Scalable critical-path based
-performance analysis", IPDPS 2012).
+ended last before it (the thread was waiting; on a device, what of the device). A collective starts when the last rank
+has arrived, so the path goes on at that rank. As in trace analysis of message-passing programs (Boehme et al.,
+"Scalable critical-path based performance analysis", IPDPS 2012).
 """
 
 from collections.abc import Sequence
@@ -39,6 +39,7 @@ class Tasks:
     end_s: np.ndarray
     launch_s: np.ndarray
     launch_lane: np.ndarray
+    on_device: np.ndarray
 
     def __len__(self) -> int:
         return len(self.start_s)
@@ -61,6 +62,7 @@ def innermost(start_s: np.ndarray, end_s: np.ndarray) -> tuple[np.ndarray, np.nd
             if until > start:
                 if start > now:
                     pieces.append((top, now, start))
+                    now = start
                 if until >= end:
                     break
             elif until > now:
@@ -99,7 +101,7 @@ def tasks(traces: Sequence[Trace]) -> Tasks:
             parts.append(_lane_tasks(trace, place, first_lane + lane, rows[own], start, end, launches, first_lane))
         first_lane += len(trace.lanes)
     columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
-    name, place_, lane_, row, start_s, end_s, launch_s, launch_lane = columns
+    name, place_, lane_, row, start_s, end_s, launch_s, launch_lane, on_device = columns
     ready_place, ready_lane = place_.copy(), lane_.copy()
     keys = place_ * _ROWS + row
     for number in np.flatnonzero(np.isin(keys, np.array(list(arrivals), dtype=np.int64))):
@@ -109,7 +111,7 @@ def tasks(traces: Sequence[Trace]) -> Tasks:
             launch_s[number] = np.nan
         ready_place[number], ready_lane[number] = last_place, last_lane
     order = np.argsort(end_s, kind="stable")
-    fields = (name, place_, lane_, ready_place, ready_lane, start_s, end_s, launch_s, launch_lane)
+    fields = (name, place_, lane_, ready_place, ready_lane, start_s, end_s, launch_s, launch_lane, on_device)
     return Tasks(*(column[order] for column in fields))
 
 
@@ -135,6 +137,7 @@ def _lane_tasks(
         end_s,
         launch_s,
         launch_lane,
+        np.full(count, bool(count) and trace.lanes[trace.lane[row[0]]].is_device),
     )
 
 
@@ -191,10 +194,15 @@ def predecessors(given: Tasks) -> np.ndarray:
     launch_s = np.where(known, given.launch_s, -np.inf)
     by_launch = launch_s > before_s
     chosen, at_s = np.where(by_launch, launcher, before), np.where(by_launch, launch_s, before_s)
-    waiting = np.flatnonzero(given.start_s - at_s > SHORTEST_WAIT_S)
-    released = _last_before(given.place, given.end_s, given.ready_place[waiting], given.start_s[waiting])
-    later = (released >= 0) & (given.end_s[released] > at_s[waiting]) & (released != waiting)
-    chosen[waiting[later]] = released[later]
+    is_waiting = given.start_s - at_s > SHORTEST_WAIT_S
+    # The host waits for anything; what was launched on a device waits for the device only.
+    for asking, others in ((~given.on_device, np.arange(count)), (given.on_device, np.flatnonzero(given.on_device))):
+        waiting = np.flatnonzero(is_waiting & asking)
+        place, end = given.place[others], given.end_s[others]
+        found = _last_before(place, end, given.ready_place[waiting], given.start_s[waiting])
+        waiting, released = waiting[found >= 0], others[found[found >= 0]]
+        later = (given.end_s[released] > at_s[waiting]) & (released != waiting)
+        chosen[waiting[later]] = released[later]
     return np.where(chosen == np.arange(count), -1, chosen)
 
 

@@ -18,6 +18,8 @@ INPUT_NAME = r"([Ii]nput$|[Ll]oad$|[Dd]ata$|[Dd]ata[ _.]?[Ll]oad|enumerate\(Data
 WAIT_NAME = r"(c10d::(wait|barrier|monitored)|record_param_comms)"
 SHORTEST_WAIT_S = 20e-6
 """Shorter gaps between operations or kernels are launching, not waiting."""
+_ROUNDING_S = 1e-9
+"""The files round to nanoseconds."""
 WHOLE_FILE = 0
 """The step's number where the file marks no steps."""
 PARTS = ("compute_s", "communication_s", "copy_s", "input_s", "idle_s")
@@ -254,7 +256,7 @@ def _recorded(trace: Trace, step: int, own: pd.DataFrame) -> RecordedStep:
     starts, ends = own["start_s"].to_numpy(float), own["end_s"].to_numpy(float)
     open_ = clipped(union(starts, ends), low, high)
     silent = without(without(open_, done.compute), NONE if trace.has_device else done.input)
-    ended = np.searchsorted(np.sort(ends), np.array([silent[0], silent[1] + 1e-9]), side="right")
+    ended = np.searchsorted(np.sort(ends), np.array([silent[0], silent[1] + _ROUNDING_S]), side="right")
     waiting: Intervals = (silent[0][ended[1] > ended[0]], silent[1][ended[1] > ended[0]])
 
     def computed_s(time: np.ndarray) -> np.ndarray:
@@ -264,7 +266,7 @@ def _recorded(trace: Trace, step: int, own: pd.DataFrame) -> RecordedStep:
     notes = trace.rows(ANNOTATION)
     updates = trace.start_s[notes[trace.named(r"Optimizer\.step")[trace.name[notes]]]]
     stops = np.unique(np.concatenate((waiting[1], updates[(updates > low) & (updates < high)], [high])))
-    stop = stops[np.minimum(np.searchsorted(stops, ends - 1e-9), len(stops) - 1)]
+    stop = stops[np.minimum(np.searchsorted(stops, ends - _ROUNDING_S), len(stops) - 1)]
     launch = computed_s(starts)
     return RecordedStep(
         step=step,
@@ -329,11 +331,11 @@ class _Ranges:
         if not len(rows):
             return rows
         reached = np.maximum.accumulate(self.trace.end_s[rows])
-        return rows[np.concatenate(([True], self.trace.start_s[rows][1:] >= reached[:-1]))]
+        return rows[np.concatenate(([True], self.trace.start_s[rows][1:] >= reached[:-1] - _ROUNDING_S))]
 
     def _around(self, rows: np.ndarray, time_s: float) -> int | None:
-        """The last begun of the rows that are open at a time (to a nanosecond: the files round)."""
-        place = int(np.searchsorted(self.trace.start_s[rows], time_s + 1e-9, side="right"))
+        """The last begun of the rows that are open at a time."""
+        place = int(np.searchsorted(self.trace.start_s[rows], time_s + _ROUNDING_S, side="right"))
         for row in rows[:place][::-1][:200]:
             if self.trace.end_s[row] >= time_s:
                 return int(row)
