@@ -36,7 +36,12 @@ def write_text(path: Path, text: str) -> None:
     write_texts({Path(path): text})
 
 
-def write_texts(texts: Mapping[Path, str]) -> None:
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write `data` to `path` as write_text does."""
+    write_texts({Path(path): data})
+
+
+def write_texts(texts: Mapping[Path, str | bytes]) -> None:
     """Write files that belong together: all are prepared beside their places before the first is renamed.
 
     The last one is what says that the set is whole. An older one under its name is removed before the others are
@@ -54,8 +59,8 @@ def write_texts(texts: Mapping[Path, str]) -> None:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
                 prepared[name] = path
-                with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-                    file.write(text)
+                with os.fdopen(handle, "wb") as file:
+                    file.write(text if isinstance(text, bytes) else text.encode("utf-8"))
                 os.chmod(name, 0o644)
             except OSError as error:
                 raise InputError(f"{given}: cannot be written ({error.strerror}); choose another place") from None
