@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from steptime.report.figures import _checked, _legend_columns, _lines, _order, _short
 from steptime.report.style import colour, mark
@@ -30,7 +30,8 @@ def curves(
 ) -> Figure:
     """Lines of `y` over `x`, one a series and kind; `ideal` draws y = x.
 
-    Columns: x, y, series, kind; optionally lo, hi (drawn as a band). A published point without a line: a series of one.
+    Columns: x, y, series, kind; optionally lo, hi (drawn as a band). One series has one colour, whatever the
+    kind: a published point is a row of its own.
     """
     table = _checked("curves", table, ["x", "y", "series", "kind"])
     names = _order(table["series"])
@@ -56,6 +57,7 @@ def curves(
             scale("log", **({"base": 2} if axis is axes.xaxis else {}))
             if axis is axes.yaxis:
                 axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high / low < 300 else (1.0,)))
+                axis.set_minor_locator(NullLocator())
             axis.set_minor_formatter(NullFormatter())
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axis.grid(True)
