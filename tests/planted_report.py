@@ -291,7 +291,8 @@ def _notebooks() -> dict:
     predict = [
         new_markdown_cell(
             "# What would more workers bring?\n\nFrom the layer profile of one device and the two constants of a link, "
-            "$\\alpha$ and $\\beta$: step time and speed-up on $N$ workers (planted)."
+            "$\\alpha$ and $\\beta$: step time and speed-up on $N$ workers, "
+            "from [what was measured](20_measure.ipynb) (planted)."
         ),
         parameters,
         injected,

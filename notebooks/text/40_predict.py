@@ -31,11 +31,12 @@ from steptime.core.claims import Claim, decide, read_paper, write_claims
 from steptime.core.errors import InputError
 from steptime.core.files import project_root, write_text
 from steptime.core.machine import read_link
+from steptime.core.statistics import setting_names
 from steptime.core.step import SCHEDULES, LayerProfile, Schedule
 from steptime.model.fitting import profile_from_table
 from steptime.model.step import predict_step, predict_table
 from steptime.notebook import out_folder
-from steptime.report import figures, style
+from steptime.report import figures, panels, style
 
 root = project_root()
 folder = out_folder(out, "predict")
@@ -120,7 +121,10 @@ SETTING = ["campaign", "device", "dtype", "threads", "input"]
 for (campaign, device, dtype, threads, reading), part in one_device[one_device["workers"] == 1].groupby(SETTING):
     words = f"{campaign}, {device}, {dtype}, {threads} thread{'s' if threads > 1 else ''}, {reading} input"
     title = f"Modelled over measured step: {campaign}, {device}, t{threads}, {reading} input"
-    figure = figures.predicted_measured(part, title)
+    part = part.assign(setting=setting_names(part), value=part["predicted_s"] / part["measured_s"])
+    part = part.assign(lo=part["predicted_s"] / part["hi_s"], hi=part["predicted_s"] / part["lo_s"])
+    label = "predicted / measured (line: 95 % interval of the measured time)"
+    figure = panels.marks(part, "setting", title, label, 1.0)
     style.save(figure, folder / f"figures/one-device-{campaign}-{device}-{dtype}-t{threads}-{reading}.svg")
     display(figure)
     text = f"{words}: the model is {span(part['error'])} off the measured step."
@@ -135,7 +139,7 @@ for name in sorted(set(steps["campaign"]) - set(steps.loc[steps["input"] == "pre
 #
 # Weak scaling: each worker keeps its batch. Three schedules: one message after backward, one message a layer as soon
 # as it is ready (wait-free), and messages merged so that the last one ends earliest. Links are sources' figures, not
-# this machine's.
+# this machine's. Every setting with the most workers; and, for one of them, how it gets there. The table has all.
 
 # %%
 SPEED_UP_KEYS = ["campaign", "case_id", "framework", "device", "dtype", "threads"]
@@ -150,12 +154,19 @@ for _, case in cases[cases["workers"] == 1].iterrows():
         tables.append(table.drop(columns=["source", "prefetch"]))
 predictions = pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=SPEED_UP_COLUMNS)
 save(predictions, "speed_up")
-groups = predictions.groupby(["campaign", "framework", "device", "dtype", "threads", "link"])
-for (campaign, framework, device, dtype, threads, link), part in groups:
-    title = f"Speed-up, modelled: {link}, {framework} ({campaign}, {device}, t{threads})"
-    figure = figures.speed_up(part, title=title)
-    style.save(figure, folder / f"figures/speed-up-{campaign}-{framework}-{device}-{dtype}-t{threads}-{link}.svg")
+most = max(workers)
+for (campaign, device, threads, link), part in predictions.groupby(["campaign", "device", "threads", "link"]):
+    where = f"{campaign}, {device}, t{threads}"
+    last = part[part["workers"] == most].assign(setting=setting_names, value=lambda table: table["speed_up"])
+    title = f"Speed-up on {most} workers, modelled: {link} ({where})"
+    figure = panels.marks(last, "schedule", title, "times the speed of one worker (line: ideal)", most)
+    style.save(figure, folder / f"figures/speed-up-{campaign}-{device}-t{threads}-{link}.svg")
+    display(figure)
     if link == links[0]:
+        one = part.loc[part["dtype"] == "float32"].groupby("framework")["network"].nunique().idxmax()
+        curves = part[(part["framework"] == one) & (part["dtype"] == "float32")]
+        figure = figures.speed_up(curves, title=f"Speed-up of {one}, modelled: {link} ({where})")
+        style.save(figure, folder / f"figures/speed-up-curves-{campaign}-{device}-t{threads}-{link}.svg")
         display(figure)
 if predictions.empty:
     display(Markdown("No campaign has a layer profile yet, so there is nothing to predict from."))
@@ -221,6 +232,7 @@ claim(
 pairs = read("comparisons")
 pairs = pairs[(pairs["campaign"] != "local") & (pairs["input"] == "sequential")]
 apart = pairs["different"].astype(bool)
+farthest = pairs[apart].sort_values("ratio", ascending=False).drop_duplicates(["network", "device"])
 # Pairs that cannot be told apart speak against the claim only where the interval is narrow.
 is_undecided = not apart.any() and not (pairs["hi"] / pairs["lo"] < 1 + BOUND).all()
 claim(
@@ -236,10 +248,13 @@ claim(
     tolerance="different at 1 %, paired by round; holds: in every case; in shape: in some; inconclusive: in none, with "
     f"an interval wider than {BOUND:.0%}",
     how="step times of each network in each framework, rounds interleaved",
-    why="; ".join(
-        f"{row.network} ({row.device}): {row.faster} by {row.ratio:.2f} times" for row in pairs[apart].itertuples()
+    why=f"{apart.sum()} of {len(pairs)} pairs; by the most on each network: "
+    + "; ".join(
+        f"{row.network} ({row.device}): {row.faster} takes less than {row.slower} by {row.ratio:.3g} times"
+        for row in farthest.itertuples()
     )
-    or ("no pair can be told apart" if len(pairs) else "no committed campaign has two frameworks"),
+    if apart.any()
+    else ("no pair can be told apart" if len(pairs) else "no committed campaign has two frameworks"),
     **({"verdict": "inconclusive"} if is_undecided or pairs.empty else {}),
 )
 write_claims(folder / "derived/claims/ssgd.json", claims)

@@ -83,6 +83,7 @@ def read_page(path: Path) -> NotebookPage:
     title = soup.find("h1")
     if title is None:
         raise InputError(f"{path}: has no title; begin its first cell with `# title`")
+    _tidy_links(soup)
     first = title.find_parent(class_="prose")
     text = title.get_text().strip()
     title.decompose()
@@ -91,7 +92,6 @@ def read_page(path: Path) -> NotebookPage:
         first.decompose()
     headings = _name_headings(soup)
     markup.tidy_tables(soup)
-    _tidy_links(soup)
     for block in soup.find_all("pre"):
         block["tabindex"] = "0"
     return NotebookPage(path, text, lede, _put_figures(str(soup), figures, text, headings), tuple(headings))
