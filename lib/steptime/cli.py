@@ -458,6 +458,22 @@ def trace_show(files: tuple[Path, ...], step: int | None, top: int) -> None:
         click.echo(line)
 
 
+@trace.command("add")
+@click.argument("name")
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+def trace_add(name: str, files: tuple[Path, ...]) -> None:
+    """Keep the traces of one job with the study, as data/traces/NAME, without host, user, paths and time of day."""
+    from steptime.traces.scrub import add_traces
+
+    if not re.fullmatch(r"[a-z0-9][a-z0-9-]*", name):
+        raise InputError(f"trace add: name {name!r}: use small letters, digits and hyphens")
+    written = add_traces(files, _root() / "data/traces" / name)
+    size = sum(path.stat().st_size for path in written)
+    click.echo(
+        f"data/traces/{name}: {len(written)} ranks, {size / 1e3:.0f} kB; say in a README.md there what was recorded"
+    )
+
+
 @trace.command("grow")
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--workers", type=int, multiple=True, required=True, help="Workers to grow to; may be repeated.")
@@ -560,6 +576,7 @@ def campaign_add(name: str, source: Path | None) -> None:
 
     root = _root()
     add_campaign(source or root / "data/raw/local", name, root)
+    _warn_of_names(root / "data/campaigns" / name)
     click.echo(f"{name}: {_summary(root / 'data/campaigns' / name)}")
     click.echo(
         f"data/campaigns/{name}: now `make study`, then commit it with what that wrote:\n"
@@ -584,12 +601,15 @@ def campaign_list() -> None:
 @click.argument("path", type=click.Path(path_type=Path))
 def campaign_check(path: Path) -> None:
     """Check the campaign in PATH: columns, rows, keys, names, times. A framework of another name is only told."""
+    _warn_of_names(path)
+    click.echo(f"{path}: {_summary(path)}")
+
+
+def _warn_of_names(folder: Path) -> None:
     from steptime.core.campaign import read_campaign
     from steptime.measure import check_names
 
-    unknown = check_names(read_campaign(path), path)
-    click.echo(f"{path}: {_summary(path)}")
-    for line in unknown:
+    for line in check_names(read_campaign(folder), folder):
         click.echo(f"warning: {line}", err=True)
 
 

@@ -33,7 +33,7 @@ DURATION_SLACK = 1.01
 """Of a run's repetitions over its duration: times are written with nine digits, and each has a clock of its own."""
 _CASE_ID = re.compile(
     r"(?P<framework>.+)-(?P<network>[^-]+)-(?P<size>quick|full)-b(?P<batch>\d+)-(?P<dtype>[^-]+)-(?P<device>[^-]+)"
-    r"-t(?P<threads>\d+)-(?P<input>.+)"
+    rf"-t(?P<threads>\d+)-(?P<input>{'|'.join(INPUTS)})"
 )
 
 _TEXT = pa.Column(str)
