@@ -26,7 +26,7 @@ CATEGORIES = (
 )
 """What an event is. `annotation`: a named range of the host; `module`: one nn.Module's range; `copy`: of the device."""
 CPU_OP, ANNOTATION, MODULE, RUNTIME, KERNEL, COPY = range(len(CATEGORIES))
-_CATEGORY_OF = {
+CATEGORY_OF = {
     "cpu_op": CPU_OP,
     "operator": CPU_OP,
     "user_annotation": ANNOTATION,
@@ -179,7 +179,7 @@ class _Columns:
         for event in events:
             phase = event["ph"]
             if phase == "X":
-                category = _CATEGORY_OF.get(event.get("cat", "").lower())
+                category = CATEGORY_OF.get(event.get("cat", "").lower())
                 name = event["name"]
                 if category is None or (category == MODULE and not name.startswith("nn.Module: ")):
                     continue
