@@ -576,6 +576,7 @@ def campaign_add(name: str, source: Path | None) -> None:
 
     root = _root()
     add_campaign(source or root / "data/raw/local", name, root)
+    _warn_of_names(root / "data/campaigns" / name)
     click.echo(f"{name}: {_summary(root / 'data/campaigns' / name)}")
     click.echo(
         f"data/campaigns/{name}: now `make study`, then commit it with what that wrote:\n"
@@ -600,12 +601,15 @@ def campaign_list() -> None:
 @click.argument("path", type=click.Path(path_type=Path))
 def campaign_check(path: Path) -> None:
     """Check the campaign in PATH: columns, rows, keys, names, times. A framework of another name is only told."""
+    _warn_of_names(path)
+    click.echo(f"{path}: {_summary(path)}")
+
+
+def _warn_of_names(folder: Path) -> None:
     from steptime.core.campaign import read_campaign
     from steptime.measure import check_names
 
-    unknown = check_names(read_campaign(path), path)
-    click.echo(f"{path}: {_summary(path)}")
-    for line in unknown:
+    for line in check_names(read_campaign(folder), folder):
         click.echo(f"warning: {line}", err=True)
 
 
