@@ -49,6 +49,8 @@ PRIOR_SD = np.array([2.0, 1.5, 1.0, 1.0, 1.5, 1.5, 1.5, 1.0])
 METHOD_PRIOR = {"BSP": {OVERLAP: -2.0}, "WFBP": {LAT: -2.5}}
 """What a method's name says: BSP overlaps nothing; WFBP sends a message a layer, so that latency counts more."""
 NODE_SD, BATCH_SD = 0.3, 0.1
+"""Standard deviations of what a number of nodes has of its own in S, and a batch in C (also of C for each doubling
+between a batch and the nearest observed one); smaller where the groups' factors say so."""
 
 
 @dataclass(frozen=True)
@@ -110,8 +112,17 @@ class Fit:
     batches: np.ndarray
     batch_unit: float
     spread: float
-    rows: int
-    largest: float
+    seen: Points
+
+    @property
+    def rows(self) -> int:
+        """How many observations it was fitted to."""
+        return len(self.seen.workers)
+
+    @property
+    def largest(self) -> float:
+        """The largest observed scale, workers; 1 without observations."""
+        return float(self.seen.workers.max()) if self.rows else 1.0
 
     def log_time(
         self, at: Points, theta: np.ndarray | None = None, compute: float = 0.0, comm: float = 0.0
@@ -152,10 +163,9 @@ class Fit:
         slopes = self.jacobian(at, self.theta)
         own, to_comm, to_compute = slopes[:, :-2], slopes[:, -2], slopes[:, -1]
         variance = np.einsum("pi,ij,pj->p", own, self.covariance, own) + self.spread**2
-        new_node = (at.nodes > 1) & ~np.isin(at.nodes, self.nodes) & bool(len(self.nodes))
-        new_batch = ~np.isin(at.batch, self.batches) & bool(len(self.batches))
+        new_node = (at.nodes > 1) & ~np.isin(at.nodes, self.seen.nodes) & bool(len(self.nodes))
         variance += to_comm**2 * new_node * self.prior.node_sd**2
-        variance += to_compute**2 * new_batch * self.prior.batch_sd**2
+        variance += (to_compute * self.prior.batch_sd * _doublings(at.batch, self.seen.batch)) ** 2
         doublings = np.maximum(np.log2(at.workers / self.largest), 0.0)
         return centre, np.sqrt(variance), doublings**2 * np.hypot(DRIFT_SD, to_comm * GROWTH_SD)
 
@@ -176,6 +186,13 @@ class Fit:
         return f"{self.form.name}: {text}{latency}; b0={self.batch_unit:g}"
 
 
+def _doublings(values: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """Doublings between each value and the nearest known one; 0 where none is known."""
+    if not len(known):
+        return np.zeros(len(values))
+    return np.abs(np.log2(values)[:, None] - np.log2(np.unique(known))).min(axis=1)
+
+
 def _effect(values: np.ndarray, levels: np.ndarray, at: np.ndarray) -> np.ndarray:
     if not len(levels):
         return np.zeros(len(at))
@@ -183,20 +200,23 @@ def _effect(values: np.ndarray, levels: np.ndarray, at: np.ndarray) -> np.ndarra
     return np.where(levels[place] == at, values[place], 0.0)
 
 
-def _levels(values: np.ndarray) -> np.ndarray:
-    """The distinct values, where there are enough to tell what each has of its own from the trend."""
-    levels = np.unique(values)
+def _levels(values: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """The distinct values that have a factor of their own: those seen with two or more of `others`. A factor of
+    another would take what is the trend's. None where fewer than two values have one."""
+    pairs = pd.DataFrame({"value": values, "other": others}).drop_duplicates()
+    counts = pairs["value"].value_counts()
+    levels = np.sort(counts.index[counts >= 2].to_numpy(float))
     return levels if len(levels) >= 2 else levels[:0]
 
 
 def fit_group(rows: pd.DataFrame, form: Form, prior: Prior, batch_unit: float) -> Fit:
     """The most probable parameters of one group given its rows (possibly none)."""
     at, seen = Points.of(rows), np.log(rows["step_time_s"].to_numpy(float))
-    nodes, batches = _levels(at.nodes[at.nodes > 1]), _levels(at.batch)
+    several = at.nodes > 1
+    nodes, batches = _levels(at.nodes[several], at.workers[several]), _levels(at.batch, at.workers)
     mean = np.r_[prior.mean, np.zeros(len(nodes) + len(batches))]
     sd = np.r_[prior.sd, np.full(len(nodes), prior.node_sd), np.full(len(batches), prior.batch_sd)]
-    largest = at.workers.max() if len(at.workers) else 1.0
-    fit = Fit(form, prior, mean, np.diag(sd**2), nodes, batches, batch_unit, prior.noise, len(rows), largest)
+    fit = Fit(form, prior, mean, np.diag(sd**2), nodes, batches, batch_unit, prior.noise, at)
     if rows.empty:
         return fit
     noise = _row_noise(rows, prior.noise)
@@ -314,7 +334,11 @@ def _pooled_effect(fits: dict[str, Fit], part: Callable[[Fit], np.ndarray], floo
 def _left_out(observed: pd.DataFrame, groups: list[str], form: Form) -> pd.DataFrame:
     """Errors (log) and standard deviations at scales above 3/4, 1/2 and 1/4 of each group's largest, fitted below."""
     largest = observed.groupby("group")["workers"].transform("max")
-    out = [pd.DataFrame(columns=["group", "workers", "nodes", "error", "within", "growth", "ratio", "scales", "rows"])]
+    out = [
+        pd.DataFrame(
+            columns=["group", "workers", "nodes", "error", "within", "growth", "share", "ratio", "scales", "rows"]
+        )
+    ]
     for share in LEFT_OUT_ABOVE:
         below = observed["workers"] <= largest * share
         train, test = observed[below], observed[~below]
@@ -326,7 +350,7 @@ def _left_out(observed: pd.DataFrame, groups: list[str], form: Form) -> pd.DataF
         for group, rows in test.groupby("group"):
             centre, within, growth = fits[group].predict(Points.of(rows))
             error = np.log(rows["step_time_s"]) - centre
-            kept = rows[["group", "workers", "nodes"]].assign(ratio=rows["workers"] / fits[group].largest)
+            kept = rows[["group", "workers", "nodes"]].assign(share=share, ratio=rows["workers"] / fits[group].largest)
             out.append(kept.assign(error=error, within=within, growth=growth, scales=scales[group], rows=len(rows)))
     return pd.concat(out[1:] or out, ignore_index=True)
 
@@ -345,10 +369,14 @@ def _likeness(one: str, other: str) -> float:
 
 
 def _choose(group: str, trials: dict[Form, pd.DataFrame]) -> Form:
-    """The form with the smallest mean error (each row's cut at 0.5) on scales left out, like groups counted too."""
+    """The form with the smallest mean error (each row's cut at 0.5) on left-out scales, like groups counted too.
+
+    Only where half of the scale or more was left out: nearer by, the forms hardly differ and noise would choose.
+    """
     expected = _expected(group)
     losses = {expected: 0.0}
     for form, table in trials.items():
+        table = table[table["share"] <= 0.5]
         likeness = table["group"].map(lambda name: _likeness(group, name)).astype(float)
         if likeness.sum() > 0:
             weight = likeness * table["scales"] / table["rows"]

@@ -7,8 +7,9 @@ takes the curve of the nearest one of its kind (one node, several nodes, beyond 
 a ring, T / (2(w-1)/w), carried on along log2 of the workers a node and of the nodes:
     log T(w, n, M) = log R(w) + y_near(M) + s_g(M) log2(g/g_near) + s_n(M) log2(n/n_near).
 The slopes come from all pairs of the kind's placements, averaged over sizes within a factor of four: s_g is near -1
-where every worker has its own NIC and 0 where workers share one. They hold between the observed placements; beyond the
-last one the time per round stays (a node runs out of NICs), and the interval reaches to what the slope would give.
+where every worker has its own NIC and 0 where workers share one; s_n is above 0 where latency counts. They hold between
+the observed placements. Beyond the last one s_n goes on unless negative (more nodes are more rounds), and by workers a
+node the time per round stays (a node runs out of NICs); the interval reaches to what the slope would give.
 Without a placement of the kind on the platform, other platforms' are used, with a wide interval.
 
 Held-out data was looked at while this was built; data/published/held-out-looks.csv counts how often and says what was
@@ -188,7 +189,8 @@ def _placement(curves: list[Curve], group: str, workers: int, nodes: int, sizes:
     asked = np.array([np.ceil(workers / nodes), nodes])
     is_beyond = (asked > ends.max(axis=0)) | (asked < ends.min(axis=0))
     slope_sd[is_beyond] = np.maximum(np.abs(slope[is_beyond]) / LEVEL_Z, SLOPE_SD)
-    slope[is_beyond] = 0.0
+    by_workers, by_nodes = slope
+    slope = np.array([by_workers * ~is_beyond[0], np.maximum(by_nodes, 0.0) if is_beyond[1] else by_nodes])
     centre = np.log(ring_rounds(workers)) + near.per_round(sizes) + steps @ slope
     variance = near.spread(sizes) ** 2 + steps**2 @ slope_sd**2
     source = f"not measured: from {near.workers} workers on {near.nodes} nodes"
