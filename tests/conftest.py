@@ -13,7 +13,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 MEASURED = ["machine", "measure"]
-DERIVED = ["fit", "predict", "board", "parallelism", "single_device", "dlbench", "cpu_vs_gpu", "choosing", "bcaffe", "firecaffe", "chainermn", "summary", "site"]
+DERIVED = ["fit", "predict", "board", "parallelism", "single_device", "dlbench", "cpu_vs_gpu", "choosing", "bcaffe", "firecaffe", "chainermn", "poseidon", "summary", "site"]
 TINY = {
     "quick.machine.seconds": 0.1,
     "quick.measure.frameworks": ["torch"],

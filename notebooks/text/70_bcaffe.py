@@ -54,6 +54,7 @@ def groupings(ready: np.ndarray, n_bytes: np.ndarray, cost: Cost) -> dict[str, m
         "one message": merging.one_message(len(ready)),
     }
 
+
 # %% [markdown]
 # ## Straight use of the layers' times (GoogLeNet, modelled)
 #

@@ -20,6 +20,7 @@ from steptime.model.published import (
     bcaffe_layers,
     bcaffe_profile,
     bcaffe_steps,
+    poseidon_scaling,
 )
 from steptime.model.step import sending_order
 
@@ -160,6 +161,15 @@ def test_the_papers_figures_are_those_of_the_table():
         for network, slug in (("GoogLeNet", "googlenet"), ("ResNet-50", "resnet50")):
             speedup = 8 * _step(schedule, 1, network) / _step(schedule, 8, network)
             assert figures[f"speedup-{slug}-{name}-8"] == pytest.approx(speedup, abs=0.005)
+
+
+def test_poseidon_s_figures_are_those_of_its_series():
+    figures = {figure.id: figure.value for figure in read_paper(PUBLISHED / "poseidon-2017.yaml").figures}
+    seconds = poseidon_scaling(PUBLISHED).set_index(["system", "nodes"])["seconds_per_20_steps"]
+    for slug, system in (("poseidon", "poseidon"), ("wfbp", "caffe_wfbp"), ("ps", "caffe_ps")):
+        for nodes in (2, 4, 8, 16, 32):
+            speed_up = nodes * seconds["caffe", 1] / seconds[system, nodes]
+            assert figures[f"speedup-{slug}-{nodes}"] == pytest.approx(speed_up, abs=0.006)
 
 
 def _step(schedule: str, nodes: int, network: str = "GoogLeNet") -> float:

@@ -35,6 +35,9 @@ STEPS = pa.DataFrameSchema(
     strict=True,
 )
 ALL_REDUCE = pa.DataFrameSchema({"nodes": _COUNT, "n_bytes": _COUNT, "time_s": _SECONDS}, strict=True)
+POSEIDON = pa.DataFrameSchema(
+    {"system": pa.Column(str), "nodes": _COUNT, "seconds_per_20_steps": _SECONDS}, strict=True
+)
 
 SWITCH_BYTES = 522_240
 """Where MPI changes its all-reduce algorithm on those nodes: at 8 nodes the times jump by half between the measured
@@ -95,6 +98,15 @@ def bcaffe_curve(folder: Path, nodes: int) -> Curve:
     table = _of_nodes(read_table(path, ALL_REDUCE), nodes, path).sort_values("n_bytes")
     large = bcaffe_all_reduce(folder, nodes).large
     return Curve(tuple(table["n_bytes"].astype(float)), tuple(table["time_s"]), large)
+
+
+def poseidon_scaling(folder: Path) -> pd.DataFrame:
+    """Seconds of 20 steps of VGG19-22K by system (caffe: plain, on one node) and nodes, 40 Gbit/s Ethernet.
+
+    From safpla/autoLoss (commit 4cc6ddb), utils/lineplot.py, the figure of Poseidon's authors. Columns: system, nodes,
+    seconds_per_20_steps.
+    """
+    return read_table(Path(folder) / "poseidon_scaling.csv", POSEIDON)
 
 
 def _of_nodes(table: pd.DataFrame, nodes: int, path: Path) -> pd.DataFrame:
