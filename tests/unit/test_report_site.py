@@ -1,5 +1,6 @@
 """The static report, built from planted inputs: complete, self-contained, byte-stable, whole or not at all."""
 
+import gzip
 import hashlib
 import html
 import json
@@ -263,6 +264,19 @@ def test_a_page_over_two_megabytes_names_its_notebook(checkout: Path) -> None:
     _append(checkout, "20_measure", "word " * 400_000)
     with pytest.raises(InputError, match=r"measure.html: 2\.\d MB, over 2 MB"):
         build_site(checkout)
+
+
+def test_a_site_over_twenty_megabytes_is_refused(checkout: Path) -> None:
+    (checkout / "data" / "derived" / "predict" / "large.csv").write_bytes(b"1\n" * 10_000_000)
+    with pytest.raises(InputError, match=r"report: 20\.\d MB in all, over 20 MB"):
+        build_site(checkout)
+
+
+def test_samples_are_compressed_and_the_same(built: Path) -> None:
+    packed = built / "data" / "reports" / "data" / "campaigns" / "planted-laptop" / "samples.csv.gz"
+    original = built / "data" / "campaigns" / "planted-laptop" / "samples.csv"
+    assert gzip.decompress(packed.read_bytes()) == original.read_bytes()
+    assert _soup(built, "campaigns").select_one("a[href='data/campaigns/planted-laptop/samples.csv.gz']")
 
 
 def test_the_page_of_a_removed_notebook_goes(checkout: Path) -> None:

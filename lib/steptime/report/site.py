@@ -4,6 +4,7 @@ to cite it.
 Pages hold all they need (styles, figures, formulas), so they open from disk with the network off.
 """
 
+import gzip
 import os
 import shutil
 import tempfile
@@ -29,6 +30,7 @@ from steptime.report.style import THEME
 from steptime.report.summary import QUESTIONS, Local, Summary, figure_path, read_local, read_summary
 
 LARGEST_PAGE_BYTES = 2_000_000
+LARGEST_SITE_BYTES = 20_000_000
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ def build_site(root: Path) -> list[Path]:
 
     All pages are rendered and checked in a scratch folder first, so a build that fails or is interrupted leaves the old
     site. Raises InputError when an input is missing (naming the stage to run), a link has no target or a page is
-    larger than 2 MB.
+    larger than 2 MB, or all of it than 20 MB.
     """
     reports = root / "data" / "reports"
     content = _Content.read(root)
@@ -249,7 +251,8 @@ def _environment() -> Environment:
 
 
 def _copy_data(root: Path, scratch: Path) -> None:
-    """Copy the tables that the pages link to, under the same names as in the checkout."""
+    """Copy the tables that the pages link to, under the same names as in the checkout; samples, which are most of all
+    bytes, are compressed."""
     wanted = [
         "derived/**/*.csv",
         "derived/**/*.json",
@@ -262,7 +265,10 @@ def _copy_data(root: Path, scratch: Path) -> None:
         for path in sorted((root / "data").glob(pattern)):
             target = scratch / path.relative_to(root)
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, target)
+            if path.name == "samples.csv":
+                target.with_name("samples.csv.gz").write_bytes(gzip.compress(path.read_bytes(), mtime=0))
+            else:
+                shutil.copyfile(path, target)
 
 
 def _data_files(scratch: Path) -> list[str]:
@@ -285,6 +291,9 @@ def _check(scratch: Path, pages: list[Path]) -> None:
         size = page.stat().st_size
         if size >= LARGEST_PAGE_BYTES:
             raise InputError(f"report: {page.name}: {size / 1e6:.1f} MB, over 2 MB; print or draw less in its notebook")
+    total = sum(path.stat().st_size for path in scratch.rglob("*") if path.is_file())
+    if total >= LARGEST_SITE_BYTES:
+        raise InputError(f"report: {total / 1e6:.1f} MB in all, over 20 MB; draw less, or take a campaign out")
 
 
 def _swap_in(scratch: Path, reports: Path, pages: list[Path]) -> list[Path]:
