@@ -283,6 +283,17 @@ figure = boards.errors(drawn, floors, "Errors of predictions (modelled), by set"
 style.save(figure, folder / "figures/board.svg")
 display(figure)
 
+# %%
+held_out = table[table["where"] == "held out"]
+for name, rows in held_out.groupby("set", observed=True):
+    own, others = rows[rows["model"] == OURS].iloc[0], rows[rows["model"] != OURS]
+    next_best = others.loc[others["median"].idxmin()]
+    better = "better than" if own["median"] < next_best["median"] else "no better than"
+    text = f"{name}: {percent(own['median'])} median error, {better} the {next_best['model']} baseline "
+    text += f"({percent(next_best['median'])}); {percent(own['coverage'], 0)} of the points lie in the intervals"
+    text += "." if own["coverage_hi"] >= scoring.LEVEL else ", significantly fewer than nine in ten."
+    display(Markdown(text))
+
 # %% [markdown]
 # ## By scale
 #

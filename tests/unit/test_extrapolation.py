@@ -5,6 +5,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from steptime.core.errors import InputError
 from steptime.model.extrapolation import calibrated_fits, extrapolate
@@ -106,6 +108,51 @@ def test_a_method_name_decides_only_where_the_data_cannot():
     assert not fits["net|link|BSP-A2A"].form.is_server
     ring = planted("net|link|BSP-PS", SCALES, 0.2, 2.0)
     assert not calibrated_fits(ring, ["net|link|BSP-PS"])[0]["net|link|BSP-PS"].form.is_server
+
+
+def test_a_node_count_of_each_scale_does_not_take_the_growth_for_its_own():
+    """One worker a node: 2, 4 nodes differ as 2, 4 workers do, and 8 nodes must go on so."""
+    groups = {"a": (0.2, 0.3), "b": (0.3, 0.2), "c": (0.25, 0.4)}
+    placements = [(1, 1), (2, 2), (4, 4)]
+    seen = pd.concat([planted(g, placements, c, v).query("local_batch == 32") for g, (c, v) in groups.items()])
+    truth = pd.concat([planted(g, [(8, 8)], c, v).query("local_batch == 32") for g, (c, v) in groups.items()])
+    truth = truth.reset_index(drop=True)
+    found = extrapolate(seen.reset_index(drop=True), points(truth))
+    assert np.abs(found["step_time_s"] / truth["step_time_s"] - 1).max() < 0.06
+    fits, _ = calibrated_fits(seen.reset_index(drop=True), list(groups))
+    assert not any(len(fit.nodes) for fit in fits.values())
+
+
+def test_a_batch_far_from_the_observed_ones_has_a_wider_interval():
+    seen = planted("net", [(1, 1)], 0.2, 0.5, noise=0.02)
+    at = points(seen.query("local_batch == 64").assign(local_batch=[64]))
+    at = pd.concat([at, at.assign(local_batch=256), at.assign(local_batch=2048)], ignore_index=True)
+    found = extrapolate(seen, at)
+    width = np.log(found["hi_s"] / found["lo_s"])
+    assert width.is_monotonic_increasing
+    assert width[2] > width[0] + 4 * 0.1 * 1.645
+
+
+row = st.tuples(
+    st.sampled_from(["a", "b|x", "b|y|BSP-PS"]),
+    st.integers(1, 64),
+    st.integers(1, 64),
+    st.sampled_from([1, 8, 1000]),
+    st.floats(1e-6, 1e4),
+)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(row, min_size=1, max_size=12, unique_by=lambda r: (r[0], r[1], min(r[1], r[2]), r[3])))
+def test_no_group_fails_whatever_was_observed(rows):
+    table = pd.DataFrame(
+        [(g, w, min(w, n), b, t, np.nan) for g, w, n, b, t in rows], columns=[*STEPS.key, STEPS.time, STEPS.std]
+    )
+    at = pd.DataFrame([(g, w, 2, 64) for g in ("a", "b|y|BSP-PS", "new") for w in (2, 128)], columns=list(STEPS.key))
+    found = extrapolate(table, at)
+    assert np.isfinite(found[["step_time_s", "lo_s", "hi_s"]].to_numpy()).all()
+    assert (found["lo_s"] < found["step_time_s"]).all()
+    assert (found["step_time_s"] < found["hi_s"]).all()
 
 
 HEADER = "group,workers,nodes,local_batch,step_time_s,step_time_std_s\n"

@@ -79,6 +79,21 @@ def test_own_nics_are_found_between_placements_and_not_assumed_beyond_them():
     assert (beyond["lo_s"] < doubled_bus * 1.1).all()
 
 
+def test_latency_goes_on_growing_with_the_nodes():
+    """Tree: log2 n rounds of latency; the largest observed has 4 nodes, asked are 8 and 16."""
+
+    def tree(nodes: int) -> pd.DataFrame:
+        table = planted("p", nodes, nodes)
+        return table.assign(time_s=np.log2(nodes) * 5e-5 + ring_rounds(nodes) * table["n_bytes"] / 1e9)
+
+    seen = pd.concat([tree(2), tree(4)], ignore_index=True)
+    for nodes in (8, 16):
+        truth = tree(nodes)
+        found = predict_collectives(seen, truth[list(COLLECTIVES.key)])
+        np.testing.assert_allclose(found["time_s"], truth["time_s"], rtol=0.25)
+        assert ((found["lo_s"] < truth["time_s"]) & (truth["time_s"] < found["hi_s"])).all()
+
+
 def test_placement_without_a_pair_follows_the_ring():
     found = predict_collectives(planted("p", 2, 1), ask("p", 4, 1, SIZES))
     np.testing.assert_allclose(found["time_s"], planted("p", 4, 1)["time_s"], rtol=1e-6)

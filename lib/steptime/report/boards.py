@@ -20,8 +20,8 @@ OURS = "tensorflow"
 def errors(table: pd.DataFrame, floors: Mapping[str, float], title: str) -> Figure:
     """Median (dot) to 90 % quantile (bar's end) of the error, one panel a set, one row a model.
 
-    Columns: set, model, where ("held out" or "in-sample"), median, p90; `floors`: set -> median error of the floor. The
-    axis is logarithmic; errors below 0.1 % stand at its left end.
+    Columns: set, model, where ("held out" or "in-sample"), median, p90, is_ours; `floors`: set -> median error of the
+    floor. The axis is logarithmic; errors below 0.1 % stand at its left end.
     """
     sets = list(dict.fromkeys(table["set"]))
     heights = [table.loc[table["set"] == name].groupby(["model", "where"]).ngroups for name in sets]
