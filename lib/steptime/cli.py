@@ -486,7 +486,8 @@ def trace_grow(files: tuple[Path, ...], workers: tuple[int, ...], link: str, out
     from steptime.model.growing import grow, grow_table, grown_timeline
     from steptime.traces.kineto import read_traces
     from steptime.traces.perfetto import write_timeline
-    from steptime.traces.steps import aligned, recorded_steps
+    from steptime.traces.recorded import recorded_steps
+    from steptime.traces.steps import aligned
 
     found = read_link(_root() / "data/machines/links", link)
     is_timeline = out.suffix == ".json"
