@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from steptime.core.errors import InputError
 from steptime.core.machine import Link
 from steptime.core.recorded import RecordedStep
+from steptime.core.step import Task
 from steptime.model.collectives import ring_time_s
 from steptime.model.growing import collective_time_s, grow, grow_table, grown_timeline, replay
 
@@ -28,6 +29,7 @@ def recorded(compute_s, launch_s, needed_s, time_s, n_bytes=None, operations=Non
         launch_s=np.array(launch_s, dtype=float),
         needed_s=np.array(needed_s, dtype=float),
         time_s=np.array(time_s, dtype=float),
+        tasks=(Task("compute", "compute", 0, 0.0, float(compute_s)),),
     )
 
 

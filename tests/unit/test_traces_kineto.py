@@ -17,7 +17,9 @@ from steptime.core.errors import InputError
 from steptime.traces import chrome
 from steptime.traces.critical_path import critical_path
 from steptime.traces.kineto import CPU_OP, KERNEL, read_trace, read_traces
-from steptime.traces.steps import aligned, breakdown, collectives, layers, matched, recorded_step, steps
+from steptime.traces.layers import layers
+from steptime.traces.recorded import recorded_step
+from steptime.traces.steps import aligned, breakdown, collectives, matched, steps
 
 
 def events_of(path):

@@ -11,8 +11,9 @@ import pytest
 from steptime.core.errors import InputError
 from steptime.traces.critical_path import critical_path
 from steptime.traces.kineto import read_traces
+from steptime.traces.layers import layers
 from steptime.traces.scrub import add_traces
-from steptime.traces.steps import aligned, breakdown, layers, matched
+from steptime.traces.steps import aligned, breakdown, matched
 
 
 @pytest.fixture

@@ -10,16 +10,14 @@ from steptime.core.errors import InputError
 from steptime.model.growing import replay
 from steptime.traces.intervals import clipped, covered_s, total_s, union, without
 from steptime.traces.kineto import read_trace, read_traces
+from steptime.traces.layers import layers
+from steptime.traces.recorded import recorded_step, recorded_steps, timeline
 from steptime.traces.steps import (
     WHOLE_FILE,
     aligned,
     breakdown,
-    layers,
-    recorded_step,
-    recorded_steps,
     step_span,
     steps,
-    timeline,
     waits,
 )
 

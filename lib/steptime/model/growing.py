@@ -6,7 +6,8 @@ after the other in the order of their launch, computing stops where it has to wa
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import pandas as pd
@@ -82,22 +83,22 @@ def grow(recorded: RecordedStep, workers: int, link: Link) -> Grown:
 
 
 def grown_timeline(recorded: RecordedStep, grown: Grown) -> Timeline:
-    """The grown step as a timeline of one worker, which stands for all: computing between its waits, and the link."""
+    """The grown step as a timeline of one worker, which stands for all: its tasks between its waits, and the link."""
+    sent = zip(recorded.operations, recorded.n_bytes, grown.start_s, grown.end_s, strict=True)
     tasks = [
-        Task(f"{operation} {int(n_bytes)} B", "link", 0, float(start), float(end))
-        for operation, n_bytes, start, end in zip(
-            recorded.operations, recorded.n_bytes, grown.start_s, grown.end_s, strict=True
-        )
+        Task(f"{name} {int(size)} B", "link", 0, float(start), float(end), kind="communicate", step=recorded.step)
+        for name, size, start, end in sent
         if end > start
     ]
-    now = computed = 0.0
-    for needed, end in sorted(zip(recorded.needed_s.tolist(), grown.end_s.tolist(), strict=True)):
-        if end > now + (needed - computed):
-            if needed > computed:
-                tasks.append(Task("compute", "compute", 0, now, now + needed - computed))
-            now, computed = end, needed
-    if recorded.compute_s > computed:
-        tasks.append(Task("compute", "compute", 0, now, now + recorded.compute_s - computed))
+    order = np.argsort(recorded.needed_s, kind="stable")
+    stops = recorded.needed_s[order]
+    waited = np.maximum.accumulate(np.concatenate(([0.0], grown.end_s[order] - stops)))
+    for task in recorded.tasks:
+        # A wait within a task cuts it.
+        edges = [task.start_s, *np.unique(stops[(stops > task.start_s) & (stops < task.end_s)]).tolist(), task.end_s]
+        for start, end in pairwise(edges):
+            shift = float(waited[np.searchsorted(stops, start, side="right")])
+            tasks.append(replace(task, start_s=start + shift, end_s=end + shift))
     return Timeline("modelled", tuple(sorted(tasks, key=lambda task: (task.start_s, task.resource))))
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from steptime.traces.kineto import ANNOTATION, COPY, KERNEL, MODULE, NOTHING, RUNTIME, Trace
+from steptime.traces.kineto import ANNOTATION, COPY, KERNEL, MODULE, RUNTIME, Trace, launches
 from steptime.traces.steps import SHORTEST_WAIT_S, collectives, matched, step_span, steps
 
 WAITS_FOR_DEVICE = r"(cuda|hip)(Device|Stream|Event|Ctx)Synchronize|(cuda|hip)Memcpy(_v\d+)?$"
@@ -89,7 +89,7 @@ def tasks(traces: Sequence[Trace]) -> Tasks:
     first_lane = 0
     for place, trace in enumerate(traces):
         talking = set(collectives(trace)["row"].tolist())
-        launches = _launches(trace)
+        launched = launches(trace)
         working = np.flatnonzero(~np.isin(trace.category, (ANNOTATION, MODULE)))
         working = np.union1d(working, np.array(sorted(talking), dtype=int)).astype(int)
         order = working[np.argsort(trace.lane[working], kind="stable")]
@@ -98,7 +98,7 @@ def tasks(traces: Sequence[Trace]) -> Tasks:
             rows = order[bounds[lane] : bounds[lane + 1]]
             own, start, end = innermost(trace.start_s[rows], trace.end_s[rows])
             start = _released(trace, rows[own], start, end)
-            parts.append(_lane_tasks(trace, place, first_lane + lane, rows[own], start, end, launches, first_lane))
+            parts.append(_lane_tasks(trace, place, first_lane + lane, rows[own], start, end, launched, first_lane))
         first_lane += len(trace.lanes)
     columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
     name, place_, lane_, row, start_s, end_s, launch_s, launch_lane, on_device = columns
@@ -122,12 +122,12 @@ def _lane_tasks(
     row: np.ndarray,
     start_s: np.ndarray,
     end_s: np.ndarray,
-    launches: tuple[np.ndarray, np.ndarray],
+    launched: tuple[np.ndarray, np.ndarray],
     first_lane: int,
 ) -> tuple[np.ndarray, ...]:
     names = np.array(trace.names, dtype=object)
     count = len(row)
-    launch_s, launch_lane = launches[0][row], launches[1][row] + first_lane
+    launch_s, launch_lane = launched[0][row], launched[1][row] + first_lane
     return (
         names[trace.name[row]],
         np.full(count, place),
@@ -150,22 +150,6 @@ def _released(trace: Trace, row: np.ndarray, start_s: np.ndarray, end_s: np.ndar
     place = np.searchsorted(ends, end_s, side="right") - 1
     last = np.where(place >= 0, ends[np.maximum(place, 0)], -np.inf)
     return np.where(waiting, np.maximum(start_s, last), start_s)
-
-
-def _launches(trace: Trace) -> tuple[np.ndarray, np.ndarray]:
-    """For each row of the device: when and on which lane the call that launched it began; NaN for others."""
-    is_device = np.isin(trace.category, (KERNEL, COPY))
-    when, lane = np.full(len(trace), np.nan), np.zeros(len(trace), dtype=int)
-    host = np.flatnonzero(~is_device & (trace.correlation != NOTHING))
-    device = np.flatnonzero(is_device & (trace.correlation != NOTHING))
-    if len(host) and len(device):
-        host = host[np.argsort(trace.correlation[host], kind="stable")]
-        found = np.searchsorted(trace.correlation[host], trace.correlation[device])
-        found = np.minimum(found, len(host) - 1)
-        same = trace.correlation[host[found]] == trace.correlation[device]
-        when[device[same]] = trace.start_s[host[found[same]]]
-        lane[device[same]] = trace.lane[host[found[same]]]
-    return when, lane
 
 
 def _arrivals(traces: Sequence[Trace]) -> dict[int, tuple[float, int, int]]:

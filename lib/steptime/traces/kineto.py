@@ -328,3 +328,19 @@ def shifted(trace: Trace, seconds: float) -> Trace:
     arrows = trace.arrows.copy()
     arrows[:, [1, 3]] += seconds
     return replace(trace, start_s=trace.start_s + seconds, end_s=trace.end_s + seconds, arrows=arrows)
+
+
+def launches(trace: Trace) -> tuple[np.ndarray, np.ndarray]:
+    """For each row of the device: when and on which lane the call that launched it began; NaN for others."""
+    is_device = np.isin(trace.category, (KERNEL, COPY))
+    when, lane = np.full(len(trace), np.nan), np.zeros(len(trace), dtype=int)
+    host = np.flatnonzero(~is_device & (trace.correlation != NOTHING))
+    device = np.flatnonzero(is_device & (trace.correlation != NOTHING))
+    if len(host) and len(device):
+        host = host[np.argsort(trace.correlation[host], kind="stable")]
+        found = np.searchsorted(trace.correlation[host], trace.correlation[device])
+        found = np.minimum(found, len(host) - 1)
+        same = trace.correlation[host[found]] == trace.correlation[device]
+        when[device[same]] = trace.start_s[host[found[same]]]
+        lane[device[same]] = trace.lane[host[found[same]]]
+    return when, lane
