@@ -88,6 +88,7 @@ def test_coverage_is_as_uncertain_as_its_groups_differ():
     half = [True, False] * 20
     assert interval(half, [int(value) for value in half]) == 1.0
     assert interval(half, list(np.repeat(range(20), 2))) < 0.01
+    assert interval(half, [0] * 40) == 1.0
 
 
 def test_noise_floor_of_normal_noise():

@@ -81,8 +81,13 @@ def score(table: pd.DataFrame) -> Score:
 
 
 def coverage_interval(table: pd.DataFrame) -> tuple[float, float]:
-    """95 % interval of the share of covered points: groups are drawn with replacement, each with all its points."""
+    """95 % interval of the share of covered points: groups are drawn with replacement, each with all its points.
+
+    0 to 1 for a single group: how groups differ is not known.
+    """
     covered = table["is_covered"].astype(float).groupby(table["group"]).agg(["sum", "size"]).to_numpy()
+    if len(covered) < 2:
+        return 0.0, 1.0
     draws = np.random.default_rng(1).integers(len(covered), size=(DRAWS, len(covered)))
     sums = covered[draws].sum(axis=1)
     lo, hi = np.quantile(sums[:, 0] / sums[:, 1], [0.025, 0.975])
