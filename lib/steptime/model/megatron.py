@@ -10,9 +10,10 @@ each doubling of the GPUs beyond those observed.
 A GPU has 80 GB: a configuration that would not fit (`model.training_memory`) is taken to recompute its layers in
 full. Columns: CONFIGURATION, and TIME_MS where it was observed.
 
-While this was built, all 1,440 single-node measurements of vTrain were looked at (priors' centres, the terms, LAYER_SD,
-HEAD_SD, REACH), and the published times of 8 to 512 GPUs of arXiv 2205.05198 (table 5), after which flops_per_s was
-given its prior: errors on either are not those of a blind prediction.
+While this was built, all 1,440 single-node measurements of vTrain were looked at (the terms, the priors' centres,
+LAYER_SD, HEAD_SD, REACH), and the published times of 8 to 512 GPUs of arXiv 2205.05198 (table 5), after which the priors
+of flops_per_s and tensor_bytes_per_s were raised and stages send as that system does: errors on either are not those of
+a blind prediction.
 """
 
 from dataclasses import dataclass, fields
