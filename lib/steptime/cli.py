@@ -272,6 +272,65 @@ def predict(
 
 @cli.command()
 @click.argument("network")
+@click.option("--framework", default="torch", show_default=True, help="Framework whose layer profile is taken.")
+@click.option("--campaign", "name", help="Campaign to take it from [the one that has NETWORK in the most settings].")
+@click.option("--link", "link_name", default="10gbe", show_default=True, help="Link of data/machines/links.")
+@click.option("--workers", type=click.IntRange(1, 1_000_000), default=16, show_default=True)
+@click.option("--schedule", default="wait_free", show_default=True, help="How gradients are aggregated.")
+@click.option("--prefetch", is_flag=True, help="Read the next batch while computing this one.")
+@click.option(
+    "--late", type=(int, float), multiple=True, help="WORKER and the seconds by which it is late; repeatable."
+)
+@click.option("--slow-link", type=(int, float), multiple=True, help="WORKER, and how much slower it sends; repeatable.")
+@click.option("--out", type=click.Path(path_type=Path), help="File for the timeline, which opens in ui.perfetto.dev.")
+def simulate(
+    network: str,
+    framework: str,
+    name: str | None,
+    link_name: str,
+    workers: int,
+    schedule: str,
+    prefetch: bool,
+    late: tuple[tuple[int, float], ...],
+    slow_link: tuple[tuple[int, float], ...],
+    out: Path | None,
+) -> None:
+    """Simulate a step of NETWORK on a ring of workers: its critical path, and the step without each resource."""
+    from steptime import networks
+    from steptime.core.machine import read_link
+    from steptime.core.step import Schedule
+    from steptime.model.fitting import find_case, layer_profile
+    from steptime.model.schedules import Late, ring_graph
+    from steptime.model.simulation_report import report_lines, slower_link
+    from steptime.model.simulator import simulate as simulated
+    from steptime.traces.perfetto import write_timeline
+
+    networks.build(network)  # an unknown name is refused by what knows the names
+    link = read_link(_root() / "data/machines/links", link_name)
+    campaign, _, _ = _recorded("simulate", name, network)
+    case_id = find_case(campaign, network, framework)
+    (size,) = campaign.runs.loc[campaign.runs["case_id"] == case_id, "size"].unique()
+    profile = layer_profile(campaign, networks.build(network, size=size), case_id)
+    graph = ring_graph(
+        profile,
+        Schedule(schedule, prefetch),
+        workers,
+        link,
+        late={worker: Late(delay_s=seconds) for worker, seconds in late},
+        slow_links={worker: slower_link(link, factor) for worker, factor in slow_link},
+    )
+    found = simulated(graph)
+    if out is not None:
+        write_timeline(out, found.timeline())
+    click.echo(f"{case_id} ({campaign.name}), {link.name}, {workers} workers, {schedule}; simulated")
+    for line in report_lines(found):
+        click.echo(line)
+    if out is not None:
+        click.echo(f"{out}: the timeline, for ui.perfetto.dev")
+
+
+@cli.command()
+@click.argument("network")
 @click.option("--campaign", "name", help="Campaign to ask [the one that has NETWORK in the most settings].")
 @click.option("--batch", type=int, help="Batch [the one that most settings ran].")
 def choose(network: str, name: str | None, batch: int | None) -> None:

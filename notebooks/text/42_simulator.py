@@ -189,7 +189,8 @@ bubbles = [
 display(
     Markdown(
         f"{len(forms)} combinations of network, link, aggregation, input and workers: largest relative difference "
-        f"{worst:.0e}. {len(bubbles)} pipelines: {max(map(abs, bubbles)):.0e}."
+        f"{'below 1e-12' if worst < 1e-12 else f'{worst:.0e}'}. {len(bubbles)} pipelines: "
+        f"{'the same' if max(map(abs, bubbles)) < 1e-12 else 'not the same'}."
     )
 )
 
@@ -213,6 +214,7 @@ for what, count in [("none", 0), *(("late", k) for k in (1, 2, 4, 16)), *(("slow
 irregular = pd.DataFrame(rows, columns=["irregular", "count", "step_s", "tasks"])
 irregular["more_s"] = irregular["step_s"] - irregular["step_s"].iloc[0]
 save(irregular, "irregular")
+by_slow = (1e3 * irregular.loc[irregular["irregular"] == "slow link", "more_s"]).tolist()
 display(
     irregular.assign(**{"step, ms": 1e3 * irregular["step_s"], "more, ms": 1e3 * irregular["more_s"]})[
         ["irregular", "count", "step, ms", "more, ms", "tasks"]
@@ -223,7 +225,9 @@ display(
 display(
     Markdown(
         f"{many:,} workers, merged messages, {link_name}; workers late by 1 ms, 2 ms and so on, slow links at "
-        f"a quarter of the bandwidth. {int(irregular['tasks'].max()):,} tasks at most."
+        f"a quarter of the bandwidth. One slow link costs {by_slow[0]:.1f} ms, sixteen {by_slow[-1]:.1f} ms: what one "
+        "makes wait, the others absorb. "
+        f"{int(irregular['tasks'].max()):,} tasks at most."
     )
 )
 

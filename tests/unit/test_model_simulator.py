@@ -1,6 +1,7 @@
 """The simulator: against a plain loop over events, the folded against every worker and round, steady states."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from steptime.core.errors import InputError
 from steptime.core.machine import Link
-from steptime.core.step import AGGREGATIONS, LayerProfile, Schedule
+from steptime.core.step import AGGREGATIONS, LayerProfile, Schedule, Task
 from steptime.model.collectives import line
 from steptime.model.exchanges import CentralServer, ShardedServer, ring_exchange
 from steptime.model.schedules import Late, ring_graph, step_graph
@@ -347,3 +348,9 @@ def test_the_timeline_is_simulated_and_keeps_what_waits_for_what():
     for before, after in line.dependencies:
         assert line.tasks[before].end_s <= line.tasks[after].start_s + 1e-12
     assert {task.kind for task in line.tasks} >= {"host", "forward", "backward", "communicate"}
+    by_lane: dict[tuple[int, str], list[Task]] = {}
+    for task in line.tasks:
+        by_lane.setdefault((task.worker, task.resource), []).append(task)
+    for tasks in by_lane.values():
+        tasks.sort(key=lambda task: task.start_s)
+        assert all(before.end_s <= after.start_s + 1e-12 for before, after in pairwise(tasks))

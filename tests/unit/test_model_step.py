@@ -1,6 +1,6 @@
 """The step model: closed forms, limits, what each schedule may not beat, merging against brute force."""
 
-from itertools import combinations, pairwise
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from steptime.core.machine import Link
 from steptime.core.step import SCHEDULES, LayerProfile, Schedule
 from steptime.model import merging
 from steptime.model.collectives import AllReduce, Piecewise, ring_time_s
-from steptime.model.step import aggregation, predict_step, predict_table, sending_order, timeline
+from steptime.model.step import aggregation, predict_step, predict_table, sending_order
 
 LINK = Link(name="planted", alpha_s=1e-3, beta_s_per_byte=1e-9, source="planted")
 TIMES = st.floats(0, 1.0)
@@ -113,17 +113,6 @@ def test_an_infinitely_fast_link_scales_perfectly(name):
 def test_an_unknown_schedule_is_an_input_error():
     with pytest.raises(InputError, match="schedule = 'ring'"):
         predict_step(THREE, Schedule("ring"), 2, LINK)
-
-
-@given(profiles(), schedules, st.integers(1, 64), links, st.booleans())
-def test_the_timeline_ends_when_the_step_does(layers, schedule, workers, link, shared):
-    step = predict_step(layers, schedule, workers, link, shared_cores=shared)
-    line = timeline(layers, schedule, workers, link, shared_cores=shared)
-    assert line.end_s == pytest.approx(step.step_s, rel=1e-9, abs=1e-12)
-    for resource in ("input", "compute", "link"):
-        tasks = [task for task in line.tasks if task.resource == resource]
-        for before, after in pairwise(tasks):
-            assert after.start_s >= before.end_s - 1e-9
 
 
 @given(profiles(), st.integers(2, 64), links)

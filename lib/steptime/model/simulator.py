@@ -38,7 +38,7 @@ class Simulated:
         return len(self.graph)
 
     def timeline(self) -> Timeline:
-        """The tasks that take time, with what each waited for."""
+        """The tasks that take time, with what each waited for. What all workers do together is shown at worker 0."""
         graph = self.graph
         shown = np.flatnonzero(self.end_s > self.start_s)
         place = np.full(len(graph), -1)
@@ -47,7 +47,7 @@ class Simulated:
             Task(
                 name=graph.name(int(task)),
                 resource=graph.resources[graph.resource[task]].name if graph.resource[task] >= 0 else "",
-                worker=int(graph.worker[task]),
+                worker=max(0, int(graph.worker[task])),
                 start_s=float(self.start_s[task]),
                 end_s=float(self.end_s[task]),
                 kind=KINDS[graph.kind[task]],

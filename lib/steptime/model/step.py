@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from steptime.core.machine import Link
-from steptime.core.step import LayerProfile, Schedule, Task, Timeline
+from steptime.core.step import LayerProfile, Schedule
 from steptime.model import merging
 from steptime.model.collectives import Cost, ring
 
@@ -145,36 +145,6 @@ def _with_prefetch(schedule: Schedule, t_io_s: float, t_h2d_s: float, computing_
     if schedule.copy == "with_compute":
         return max(t_io_s / schedule.loaders, t_h2d_s + computing_s)
     return max((t_io_s + t_h2d_s) / schedule.loaders, computing_s)
-
-
-def timeline(
-    profile: LayerProfile, schedule: Schedule, workers: int, link: Link, *, shared_cores: bool = False
-) -> Timeline:
-    """The step of `predict_step` as tasks on the resources input, compute and link; its end is the step time.
-
-    All workers do the same at the same time, so worker 0 stands for all. With prefetch the tasks on `input` are
-    those of the next batch, by one loader that also copies. Tasks that take no time are left out.
-    """
-    tasks: list[Task] = []
-
-    def add(name: str, resource: str, start: float, seconds: float) -> float:
-        if seconds > 0:
-            tasks.append(Task(name, resource, 0, start, start + seconds))
-        return start + seconds
-
-    now = add("copy", "input", add("read", "input", 0.0, profile.t_io_s), profile.t_h2d_s)
-    if schedule.prefetch and not shared_cores:
-        now = 0.0
-    for name, seconds in zip(profile.layers, profile.forward_s, strict=True):
-        now = add(f"forward {name}", "compute", now, float(seconds))
-    backward_start = now
-    for name, seconds in zip(profile.layers[::-1], profile.backward_s[::-1], strict=True):
-        now = add(f"backward {name}", "compute", now, float(seconds))
-    sent = _sent(profile, schedule, workers, link)
-    for name, start, seconds in zip(sent.names, sent.start_s, sent.time_s, strict=True):
-        now = max(now, add(f"aggregate {name}", "link", backward_start + float(start), float(seconds)))
-    add("update", "compute", now, profile.t_u_s)
-    return Timeline("modelled", tuple(tasks))
 
 
 def predict_table(
