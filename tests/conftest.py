@@ -13,7 +13,23 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 MEASURED = ["machine", "measure"]
-DERIVED = ["fit", "predict", "board", "parallelism", "single_device", "dlbench", "cpu_vs_gpu", "choosing", "bcaffe", "firecaffe", "chainermn", "poseidon", "summary", "site"]
+DERIVED = [
+    "fit",
+    "predict",
+    "board",
+    "parallelism",
+    "single_device",
+    "dlbench",
+    "cpu_vs_gpu",
+    "choosing",
+    "bcaffe",
+    "firecaffe",
+    "chainermn",
+    "poseidon",
+    "gradientflow",
+    "summary",
+    "site",
+]
 TINY = {
     "quick.machine.seconds": 0.1,
     "quick.measure.frameworks": ["torch"],
