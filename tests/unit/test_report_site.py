@@ -327,6 +327,10 @@ def test_numbers_are_written_for_people(value: float | None, shown: str) -> None
     assert markup.number(value) == shown
 
 
+def test_backticks_of_a_docstring_are_code_and_nothing_else_is_markup() -> None:
+    assert markup.coded("`a < b` and <b>") == "<code>a &lt; b</code> and &lt;b&gt;"
+
+
 def test_seconds_are_shown_in_ms_with_their_points_below_each_other() -> None:
     table = pd.DataFrame({"network": ["mlp", "lenet"], "step_s": [0.0021, 0.0416], "is_used": [True, False]})
     cells = [cell.get_text() for cell in BeautifulSoup(markup.table(table), "html.parser").select("td, th")]

@@ -52,6 +52,11 @@ def lead(text: str, length: int = 240) -> str:
     return text[:end].rstrip(";., ") + " …"
 
 
+def coded(text: str) -> Markup:
+    """A docstring's text: what stands between backticks is code."""
+    return Markup(re.sub("`+([^`]+)`+", r"<code>\1</code>", str(escape(text))))
+
+
 def figure(svg: str, label: str, key: str) -> str:
     """An SVG file's text as part of a page: its colours follow the page's, its ids are `key`'s own.
 

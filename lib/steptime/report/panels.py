@@ -317,7 +317,7 @@ def _rows(axes: Axes, names: Sequence[str]) -> None:
 
 def _ratio_ticks(axes: Axes, highest: float) -> None:
     steps = (1.0, 2.0, 5.0) if highest > _FEW_RATIOS else (1.0, 1.2, 1.5, 2.0)
-    axes.xaxis.set_major_locator(LogLocator(subs=steps if highest < 30 else (1.0,)))
+    axes.xaxis.set_major_locator(LogLocator(subs=steps if highest < 100 else (1.0,)))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.xaxis.minorticks_off()

@@ -244,6 +244,7 @@ def _environment() -> Environment:
     environment.filters["number"] = markup.number
     environment.globals |= {"number": markup.number, "exact": markup.exact, "share": markup.share}
     environment.filters["lead"] = markup.lead
+    environment.filters["coded"] = markup.coded
     environment.filters["css_name"] = lambda name: name.replace("_", "-")
     environment.filters["slug"] = lambda text: text.replace(" ", "-").lower()
     environment.filters["table"] = lambda rows, caption="": Markup(markup.table(rows, caption))
