@@ -18,6 +18,7 @@ DERIVED = [
     "predict",
     "board",
     "parallelism",
+    "trace",
     "single_device",
     "dlbench",
     "cpu_vs_gpu",
