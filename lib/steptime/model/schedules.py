@@ -345,7 +345,7 @@ def _slow_ring(
     the next worker. With e the excess time of a link over a healthy one, the longest walk from j to i in R rounds and m
     moves adds the excesses of the m + 1 links on its way and spends the other R - 1 - m rounds at the slowest of them;
     m is the distance from j to i, or that and once around. Worker i is complete with its own last send and that of the
-    worker before it.
+    worker before it, which is never the earlier one unless i's own link is slow: a walk to i has gone through i - 1.
     """
     rounds = 2 * (workers - 1)
     places = np.array(sorted(slow_links))
@@ -358,8 +358,11 @@ def _slow_ring(
         ],
         axis=-1,
     )
-    walks = [_longest_walks((kept - back) % workers, kept, workers, rounds, places, excess) for back in (0, 1)]
-    return np.maximum(*walks)
+    received = _longest_walks((kept - 1) % workers, kept, workers, rounds, places, excess)
+    slow = np.isin(kept, places)
+    sent = _longest_walks(kept[slow], kept, workers, rounds, places, excess)
+    received[:, slow] = np.maximum(received[:, slow], sent)
+    return received
 
 
 def _longest_walks(
@@ -373,8 +376,10 @@ def _longest_walks(
     met = ((places - begins[:, None]) % workers <= moves[:, :, None]).sum(axis=2)
     onward = excess[:, (np.arange(count)[:, None] + np.arange(count)) % count]
     nothing = np.zeros((len(excess), count, 1))
-    total = np.concatenate([nothing, np.cumsum(onward, axis=2)], axis=2)[:, first, met]
-    slowest = np.concatenate([nothing, np.maximum.accumulate(onward, axis=2)], axis=2)[:, first, met]
+    total, slowest = (
+        np.concatenate([nothing, of_links], axis=2).reshape(len(excess), -1).take(first * (count + 1) + met, axis=1)
+        for of_links in (np.cumsum(onward, axis=2), np.maximum.accumulate(onward, axis=2))
+    )
     direct = total + (rounds - 1 - moves) * slowest
     spare = rounds - 1 - workers - moves
     around = total + excess.sum(axis=1)[:, None, None] + spare * excess.max(axis=1)[:, None, None]

@@ -135,14 +135,14 @@ class GraphBuilder:
         kinds, layers, workers, resources, durations = _joined(self._tasks, 5)
         before, after, lags, iterations = _joined(self._edges, 4)
         return TaskGraph(
-            kind=kinds.astype(np.int8),
+            kind=kinds.astype(np.int8, copy=False),
             layer=layers.astype(np.int32),
             worker=workers.astype(np.int32),
             resource=resources.astype(np.int32),
-            duration_s=durations.astype(float),
-            before=before.astype(np.int64),
-            after=after.astype(np.int64),
-            lag_s=lags.astype(float),
+            duration_s=durations.astype(float, copy=False),
+            before=before.astype(np.int64, copy=False),
+            after=after.astype(np.int64, copy=False),
+            lag_s=lags.astype(float, copy=False),
             iterations=iterations.astype(np.int32),
             resources=tuple(self.resources),
             layers=self.layers,
