@@ -261,6 +261,7 @@ shown.rename(columns=lambda name: name.replace("_ms", ", ms").replace("_", " "))
 # Halves are drawn by seed, of all configurations, or of whole shapes (hidden size × tensor size × micro batch); the
 # others leave out what is largest.
 
+
 # %%
 def one_rate(seen: pd.DataFrame, at: pd.DataFrame) -> np.ndarray:
     """Milliseconds if all GPUs computed at one rate, the median of those seen, and pipelines idled by their bubble."""

@@ -11,9 +11,9 @@ A GPU has 80 GB: a configuration that would not fit (`model.training_memory`) is
 full. Columns: CONFIGURATION, and TIME_MS where it was observed.
 
 While this was built, all 1,440 single-node measurements of vTrain were looked at (the terms, the priors' centres,
-LAYER_SD, HEAD_SD, REACH), and the published times of 8 to 512 GPUs of arXiv 2205.05198 (table 5), after which the priors
-of flops_per_s and tensor_bytes_per_s were raised and stages send as that system does: errors on either are not those of
-a blind prediction.
+LAYER_SD, HEAD_SD, REACH), and the published times of 8 to 512 GPUs of arXiv 2205.05198 (table 5), after which the
+priors of flops_per_s and tensor_bytes_per_s were raised and stages send as that system does: errors on either are not
+those of a blind prediction.
 """
 
 from dataclasses import dataclass, fields
@@ -155,8 +155,8 @@ class Fit:
         weights = at.by_factor(self.theta)
         shared = _covariance(at.shapes, weights, self.seen.shapes, self.weights)
         mean = at.log_time(self.theta) + shared @ cho_solve((self.root, True), self.residuals)
-        whitened = solve_triangular(self.root, shared.T, lower=True)
-        known = solve_triangular(self.root, self.slopes, lower=True)
+        whitened = _whitened(self.root, shared.T)
+        known = _whitened(self.root, self.slopes)
         left = at.by_rate(self.theta) - whitened.T @ known
         precision = known.T @ known + np.diag(_SD**-2)
         of_rates = np.einsum("ij,ji->i", left, np.linalg.solve(precision, left.T))
@@ -230,10 +230,16 @@ def _rates(seen: Configurations, measured: np.ndarray, root: np.ndarray, start: 
     """Log rates of the highest posterior density, given the lower triangular root of the residuals' covariance."""
 
     def residuals(theta: np.ndarray) -> np.ndarray:
-        off = solve_triangular(root, seen.log_time(theta) - measured, lower=True)
-        return np.concatenate([off, (theta - _MEAN) / _SD])
+        return np.concatenate([_whitened(root, seen.log_time(theta) - measured), (theta - _MEAN) / _SD])
 
-    return least_squares(residuals, start, max_nfev=40).x
+    def slopes(theta: np.ndarray) -> np.ndarray:
+        return np.vstack([_whitened(root, seen.by_rate(theta)), np.diag(1 / _SD)])
+
+    return least_squares(residuals, start, jac=slopes, max_nfev=40).x
+
+
+def _whitened(root: np.ndarray, values: np.ndarray) -> np.ndarray:
+    return solve_triangular(root, values, lower=True, check_finite=False)
 
 
 def _noise(process: np.ndarray, slopes: np.ndarray, residuals: np.ndarray, theta: np.ndarray) -> float:
@@ -243,7 +249,7 @@ def _noise(process: np.ndarray, slopes: np.ndarray, residuals: np.ndarray, theta
 
     def cost(log_noise: float) -> float:
         root = _root(explained, float(np.exp(log_noise)))
-        whitened = solve_triangular(root, off, lower=True)
+        whitened = _whitened(root, off)
         return float(whitened @ whitened / 2 + np.log(np.diag(root)).sum())
 
     found = minimize_scalar(cost, bounds=np.log(NOISE), method="bounded", options={"xatol": 0.05})
