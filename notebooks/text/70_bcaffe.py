@@ -33,17 +33,11 @@ folder = out_folder(out, "bcaffe")
 style.use()
 papers_at = root / "data/published"
 NODES, SCHEDULES = (2, 4, 8), {"WFBP": "wait_free", "MG-WFBP": "merged", "one message": "end_of_backward"}
-measured = published.bcaffe_steps(papers_at).set_index(["network", "schedule", "nodes"])
 
 
 def save(table: pd.DataFrame, name: str) -> None:
     """Write a derived table, the same numbers to the same bytes."""
     write_text(folder / f"derived/{name}.csv", table.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
-
-
-def span(errors: pd.Series) -> str:
-    """The smallest and the largest error in words."""
-    return " to ".join(dict.fromkeys([f"{errors.min():+.1%}", f"{errors.max():+.1%}"]))
 
 
 def groupings(ready: np.ndarray, n_bytes: np.ndarray, cost: Cost) -> dict[str, merging.Ends]:
@@ -54,6 +48,13 @@ def groupings(ready: np.ndarray, n_bytes: np.ndarray, cost: Cost) -> dict[str, m
         "one message": merging.one_message(len(ready)),
     }
 
+
+def span(errors: pd.Series) -> str:
+    """The smallest and the largest error in words."""
+    return " to ".join(dict.fromkeys([f"{errors.min():+.1%}", f"{errors.max():+.1%}"]))
+
+
+measured = published.bcaffe_steps(papers_at).set_index(["network", "schedule", "nodes"])
 
 # %% [markdown]
 # ## Straight use of the layers' times (GoogLeNet, modelled)

@@ -286,7 +286,6 @@ decided = pd.DataFrame(
 save(decided, "decisions")
 display(decided.set_index("layer"))
 
-
 # %% [markdown]
 # ## Inception-V3 (modelled)
 #
@@ -294,6 +293,7 @@ display(decided.set_index("layer"))
 # machine is not known, so the claim is decided only if it makes no difference within 0.3 to 1.5 s.
 
 # %%
+inception = build("inception3", "full")
 
 
 def hidden(network: Network, seconds: float, parameters: float, machines: int, gbit_per_s: float) -> float:
@@ -306,7 +306,6 @@ def hidden(network: Network, seconds: float, parameters: float, machines: int, g
     return machines * seconds / (seconds + max(0.0, end - own.t_b_s))
 
 
-inception = build("inception3", "full")
 rows = [
     {"step_s": seconds, "gbit_per_s": rate, "speed_up": hidden(inception, seconds, 27e6, 32, rate)}
     for seconds in (0.3, 0.6, 1.0, 1.5)
