@@ -168,7 +168,7 @@ display(in_ms(of_layers).style.hide(axis="index"))
 #
 # Of each recorded step the rank that computed longest: its computing as recorded, its collectives on a ring of the
 # link, launched where they were launched and needed where they were waited for. All workers are taken to be alike, so
-# what is lost to unequal workers at larger scale is not in it.
+# what is lost to unequal workers at larger scale is not in it. Lines are medians, bands 10 to 90 % of the steps.
 
 # %%
 table = pd.concat([grow_table(steps, workers, link) for link in chosen], ignore_index=True)
@@ -178,7 +178,7 @@ spread = {"median_s": "median", "lo_s": lowest, "hi_s": highest}
 grown = table.groupby(["link", "workers"], sort=False)["step_time_s"].agg(**spread).reset_index()
 own = pd.DataFrame({"workers": len(traces), "step_s": [step.step_s for step in steps]})
 recorded = own.groupby("workers")["step_s"].agg(**spread).reset_index()
-figure = recordings.growth(grown, recorded, "LeNet's recorded step on more workers" if "lenet" in trace else trace)
+figure = recordings.growth(grown, recorded, f"{trace} on more workers")
 style.save(figure, folder / "figures/growth.svg")
 display(figure)
 shown = grown.pivot(index="link", columns="workers", values="median_s").loc[links]
@@ -214,6 +214,7 @@ for step in steps:
         {
             "step": step.step,
             "rank": step.rank,
+            "waited_s": step.step_s - step.compute_s,
             "recorded_s": step.step_s,
             "replayed_s": again.step_s,
             "predicted_s": predicted.step_s,
@@ -222,14 +223,16 @@ for step in steps:
     )
 replays = pd.DataFrame(rows)
 save(replays, "replay")
-errors = 100 * replays["error"].abs()
+# A step that waited for nothing is foretold by its own computing alone: no test.
+errors = 100 * replays.loc[replays["waited_s"] > 1e-4, "error"].abs()
 worst_replay = float((replays["replayed_s"] / replays["recorded_s"] - 1).abs().max())
 display(in_ms(replays.assign(error=replays["error"].map("{:+.1%}".format))).style.hide(axis="index"))
 display(
     Markdown(
         f"With their own times the steps come back to {worst_replay:.1%}; what differs is waiting for the other rank, "
-        f"which a replay of one rank leaves out. With the other steps' times the median error is "
-        f"{errors.median():.1f} %, the largest {errors.max():.1f} %."
+        f"which a replay of one rank leaves out. {len(errors)} of {len(replays)} steps waited for more "
+        f"than 0.1 ms; foretold with the other steps' times, their median error is {errors.median():.1f} %, the "
+        f"largest {errors.max():.1f} %. Where it is large, a message took several times its usual time."
     )
 )
 
@@ -248,12 +251,12 @@ claims = [
         claim=figure_.text,
         published=figure_.value,
         unit=figure_.unit,
-        ours=float(errors.median()),
+        ours=float(errors.median()) if len(errors) else None,
         kind="modelled",
-        tolerance="in shape: more than half of the steps below the published bound; one recording cannot do more",
-        verdict=decide(figure_, False, in_shape=most > 0.5),
-        why=f"{most:.0%} of {len(errors)} steps are within {figure_.value:g} %, the worst is {errors.max():.0f} % off; "
-        "computing is each step's own",
+        tolerance="in shape: more than half of the steps that waited below the bound; one recording cannot do more",
+        verdict=decide(figure_, False, in_shape=most > 0.5) if len(errors) else "inconclusive",
+        why=f"{most:.0%} of the {len(errors)} steps that waited at all are within {figure_.value:g} %, the worst is "
+        f"{errors.max():.0f} % off: messages on shared cores differ by a multiple; computing is each step's own",
         how="recorded step replayed with the median collective times of the other steps; torch, gloo, 2 workers of one "
         "machine, LeNet",
         data="data/derived/trace/replay.csv",
@@ -263,6 +266,6 @@ write_claims(folder / "derived/claims/trace.json", claims)
 for item in claims:
     display(
         Markdown(
-            f"{item.claim}: published {item.published:g} %, ours {item.ours:.1f} %: **{item.verdict}**. {item.why}."
+            f"{item.claim}: published {item.published:g} %, ours {errors.median():.1f} %: **{item.verdict}**. {item.why}."
         )
     )

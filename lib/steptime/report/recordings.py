@@ -17,7 +17,7 @@ PARTS = {
     "compute_s": ("compute", "backward"),
     "input_s": ("read input", "io"),
     "copy_s": ("copy", "h2d"),
-    "communication_s": ("exposed communication", "comm"),
+    "communication_s": ("exposed communication, with waiting", "comm"),
     "idle_s": ("idle", "grid"),
 }
 """Part of a step -> what the legend calls it, and its colour."""
@@ -73,7 +73,7 @@ def rank_timeline(line: Timeline, title: str) -> Figure:
 
 
 def growth(grown: pd.DataFrame, recorded: pd.DataFrame, title: str) -> Figure:
-    """Step time against workers, a line a link with the range of the recorded steps, and the recorded steps themselves.
+    """Step time against workers, a line and a band a link, and the recorded steps themselves with their range.
 
     `grown`: link, workers, median_s, lo_s, hi_s (modelled). `recorded`: workers, median_s, lo_s, hi_s (measured).
     """
@@ -103,7 +103,7 @@ def growth(grown: pd.DataFrame, recorded: pd.DataFrame, title: str) -> Figure:
     ticks = [value for value in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000) if low <= value <= high]
     axes.set_yticks(ticks)
     axes.set_xlabel("workers")
-    axes.set_ylabel("step time, ms (median, 10 to 90 % of the steps)")
+    axes.set_ylabel("step time, ms")
     return _titled(figure, handles, title)
 
 
