@@ -266,6 +266,7 @@ write_claims(folder / "derived/claims/trace.json", claims)
 for item in claims:
     display(
         Markdown(
-            f"{item.claim}: published {item.published:g} %, ours {errors.median():.1f} %: **{item.verdict}**. {item.why}."
+            f"{item.claim}: published {item.published:g} %, ours {errors.median():.1f} %: **{item.verdict}**. "
+            f"{item.why}."
         )
     )
