@@ -1,7 +1,10 @@
 """A scrubbed trace says the same of the step, and nothing of the machine."""
 
+import getpass
 import gzip
 import json
+import socket
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -80,3 +83,18 @@ def test_a_bad_file_leaves_nothing(private, tmp_path):
     with pytest.raises(InputError):
         add_traces(private, tmp_path / "added")
     assert not (tmp_path / "added").exists()
+
+
+def test_the_shipped_traces_are_small_named_and_anonymous(root):
+    """Git's other files are searched for private names as they are; these are packed."""
+    folders = [folder for folder in (root / "data/traces").iterdir() if folder.is_dir() and any(folder.glob("*.gz"))]
+    assert folders
+    private = {word for word in (socket.gethostname(), getpass.getuser(), str(Path.home()), str(root)) if len(word) > 4}
+    for folder in folders:
+        paths = sorted(folder.glob("*.json.gz"))
+        assert f"`{folder.name}`" in (root / "data/traces/README.md").read_text()
+        assert sum(path.stat().st_size for path in paths) <= 300_000
+        assert [trace.rank for trace in read_traces(paths)] == list(range(len(paths)))
+        for path in paths:
+            text = gzip.decompress(path.read_bytes()).decode()
+            assert not [word for word in (*private, "host_name", "baseTimeNanoseconds", "/home/") if word in text]
