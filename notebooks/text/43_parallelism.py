@@ -261,8 +261,12 @@ shown.rename(columns=lambda name: name.replace("_ms", ", ms").replace("_", " "))
 # Halves are drawn by seed, of all configurations, or of whole shapes (hidden size × tensor size × micro batch); the
 # others leave out what is largest.
 
-
 # %%
+COLUMNS = ["split", "seed", "model", "seen", "held_out", "mean", "median", "p90", "worst", "coverage", "width"]
+SHAPE = ["hidden size", "tensor parallelism", "micro batch"]
+LARGEST = ("# GPUs", "hidden size", "tensor parallelism", "pipeline parallelism", "micro batch", "# layers")
+
+
 def one_rate(seen: pd.DataFrame, at: pd.DataFrame) -> np.ndarray:
     """Milliseconds if all GPUs computed at one rate, the median of those seen, and pipelines idled by their bubble."""
 
@@ -296,9 +300,6 @@ def score(name: str, seed: object, seen: pd.DataFrame, held: pd.DataFrame) -> li
     return rows
 
 
-COLUMNS = ["split", "seed", "model", "seen", "held_out", "mean", "median", "p90", "worst", "coverage", "width"]
-SHAPE = ["hidden size", "tensor parallelism", "micro batch"]
-LARGEST = ("# GPUs", "hidden size", "tensor parallelism", "pipeline parallelism", "micro batch", "# layers")
 rows = []
 if megatron:
     measured = iterations.read_observed(Path(megatron))
