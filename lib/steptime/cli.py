@@ -441,7 +441,69 @@ def extrapolate(observed: Path, at: Path, out: Path) -> None:
 
 @cli.group()
 def collectives() -> None:
-    """Times of all-reduce."""
+    """Times of collectives."""
+
+
+@collectives.command("run")
+@click.option(
+    "--operation",
+    "operations",
+    multiple=True,
+    help="all_reduce, all_gather, reduce_scatter, all_to_all or broadcast; may be repeated [all_reduce].",
+)
+@click.option(
+    "--bytes",
+    "sizes",
+    type=int,
+    multiple=True,
+    help="Bytes of a rank's whole buffer; may be repeated [1 KiB to 16 MiB].",
+)
+@click.option("--workers", type=int, multiple=True, help="May be repeated [2, 4].")
+@click.option(
+    "--rate", "rates", multiple=True, help="Rate of the links, e.g. 1gbit; may be repeated; needs root [loopback]."
+)
+@click.option("--library", type=click.Choice(["gloo", "mpi"]), default="gloo", show_default=True)
+@click.option("--rounds", type=int, default=3, show_default=True, help="Fresh ranks, in another order.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="Folder for collectives.csv, samples.csv and links.csv.",
+)
+def collectives_run(
+    operations: tuple[str, ...],
+    sizes: tuple[int, ...],
+    workers: tuple[int, ...],
+    rates: tuple[str, ...],
+    library: str,
+    rounds: int,
+    out: Path,
+) -> None:
+    """Measure collectives here, over the loopback interface or over links of a given rate.
+
+    OUT/collectives.csv has the columns that `collectives fit` reads; the group is operation, library and link.
+    """
+    from steptime.cluster.collectives import CollectivesPlan, run_collectives, write_collectives
+    from steptime.cluster.launcher import RunFailed
+    from steptime.cluster.links import rate_of
+    from steptime.core.files import validated
+
+    if library == "mpi":
+        raise InputError(
+            "collectives run: --library = 'mpi': mpi4py is not in the lock of this environment, only in Chainer's; take gloo"
+        )
+    given = {"operations": operations, "bytes": sizes, "workers": workers, "rates": [rate_of(rate) for rate in rates]}
+    chosen = {key: value for key, value in given.items() if value}
+    plan = validated(CollectivesPlan, {**chosen, "rounds": rounds}, "collectives run")
+    try:
+        with _progress("collectives") as log:
+            found = run_collectives(plan, log)
+    except RunFailed as error:
+        sys.exit(_say(f"collectives run: {error}", 1))
+    write_collectives(found, plan, out)
+    shown = found.points.assign(ms=(1e3 * found.points["time_s"]).map("{:.4g}".format))
+    click.echo(shown[["group", "workers", "nodes", "n_bytes", "ms"]].to_string(index=False))
+    click.echo(f"{out}: {len(found.points)} points, {len(found.samples)} repetitions (measured)")
 
 
 @collectives.command("fit")

@@ -29,7 +29,7 @@ OTHERS = {
     "networks": {"numpy", "pydantic"},
     "frameworks": {"numpy", "pynvml", "PIL", "jpegs", "worker"},
     "measure": {"numpy", "pandas", "pandera", "pydantic", "scipy"},
-    "cluster": {"numpy", "pandas", "pandera", "pydantic", "exchanges", "training"},
+    "cluster": {"numpy", "pandas", "pandera", "pydantic", "exchanges", "gloo", "training"},
     "model": {"numpy", "pandas", "pandera", "pydantic", "scipy"},
     "traces": {"numpy", "pandas", "orjson"},
 }

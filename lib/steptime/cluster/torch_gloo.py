@@ -75,25 +75,49 @@ def train(
         raise InputError("jobs: are for different ranks; start each by itself")
     if len(places) <= max(nodes):
         raise InputError(f"{jobs[0][1].label}: needs {max(nodes) + 1} nodes, there are links for {len(places)}")
-    first = places[0] if host is None else Place(places[0].namespace, places[0].interface, resolved(host))
-    told = json.dumps([job.told(sync, layers, first.interface) for job, sync in jobs])
-    program = (sys.executable, "-B", str(PROGRAMS / "torch_gloo.py"))
-    with listening(first, port) as server:
-        common = _environment(jobs[0][0].threads) | {
-            **{"MASTER_ADDR": first.address, "MASTER_PORT": str(server.getsockname()[1])},
-            **{"WORLD_SIZE": str(len(nodes)), "STEPTIME_LISTENING": str(server.fileno())},
-        }
-        ranks = []
-        for rank, node in enumerate(nodes):
-            own = {"RANK": str(rank), "GLOO_SOCKET_IFNAME": places[node].interface}
-            handles = (server.fileno(),) if rank == 0 else ()
-            ranks.append(Rank(program, places[node], told, common | own, handles))
-        said = [json.loads(text.splitlines()[-1]) for text in run_ranks(ranks, timeout_s, started)]
+    told = [job.told(sync, layers, places[0].interface) for job, sync in jobs]
+    said = run_gloo(
+        "torch_gloo.py",
+        told,
+        [places[node] for node in nodes],
+        threads=jobs[0][0].threads,
+        timeout_s=timeout_s,
+        host=host,
+        port=port,
+        started=started,
+    )
     answers = []
     for number, (job, sync) in enumerate(jobs):
         workers = tuple(each[number] for each in said[: sync.workers])
         answers.append(Answers(workers, _sent_bytes(workers, sync, job.steps)))
     return answers
+
+
+def run_gloo(
+    program: str,
+    told: Any,
+    places: Sequence[Place],
+    *,
+    threads: int = 1,
+    timeout_s: float,
+    host: str | None = None,
+    port: int = 0,
+    started: Callable[[list[int]], None] = lambda pids: None,
+) -> list[Any]:
+    """The answer of each rank of one of the gloo programs, a rank a place. Raises as `train` does."""
+    first = places[0] if host is None else Place(places[0].namespace, places[0].interface, resolved(host))
+    command = (sys.executable, "-B", str(PROGRAMS / program))
+    with listening(first, port) as server:
+        common = _environment(threads) | {
+            **{"MASTER_ADDR": first.address, "MASTER_PORT": str(server.getsockname()[1])},
+            **{"WORLD_SIZE": str(len(places)), "STEPTIME_LISTENING": str(server.fileno())},
+        }
+        ranks = []
+        for number, place in enumerate(places):
+            own = {"RANK": str(number), "GLOO_SOCKET_IFNAME": place.interface}
+            handles = (server.fileno(),) if number == 0 else ()
+            ranks.append(Rank(command, place, json.dumps(told), common | own, handles))
+        return [json.loads(text.splitlines()[-1]) for text in run_ranks(ranks, timeout_s, started)]
 
 
 def _sent_bytes(workers: Sequence[dict[str, Any]], sync: Synchronisation, steps: int) -> tuple[float, ...] | None:

@@ -1,8 +1,6 @@
 """One rank of a synchronous training run by torch.distributed with gloo. Standard library, numpy and torch only.
 
-Started like a program of torchrun: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT; STEPTIME_LISTENING, if set, is the open
-socket at that port, which rank 0 serves. What to do is a JSON list of jobs with equally many workers, done one after
-the other, in the file named as its argument or on stdin. A job:
+Started as gloo.py says. What to do is a JSON list of jobs with equally many workers, done one after the other. A job:
 
 network, batch, seed, learning_rate, threads    what is trained; every rank has the same weights and its own samples
 profile                                         or null; replayed instead: layers, input_s, update_s
@@ -21,16 +19,14 @@ import platform
 import resource
 import sys
 import time
-import traceback
-from datetime import timedelta
 
 import exchanges
+import gloo
 import numpy as np
 import torch
 import torch.distributed as dist
 import training
 
-TIMEOUT = timedelta(seconds=300)
 SAVED_STEPS = 3
 
 
@@ -40,20 +36,6 @@ def loaded(name, path):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def join():
-    """Meet the other ranks."""
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    handle = os.environ.get("STEPTIME_LISTENING")
-    if handle is None:
-        dist.init_process_group("gloo", rank=rank, world_size=world, timeout=TIMEOUT)
-    else:
-        own = int(handle) if rank == 0 else None
-        store = dist.TCPStore(address, port, world, rank == 0, TIMEOUT, master_listen_fd=own)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=TIMEOUT)
-    return rank
 
 
 def sent_bytes(interface):
@@ -146,16 +128,12 @@ def serve(job):
 
 
 def main():
-    if len(sys.argv) > 1:
-        with open(sys.argv[1]) as file:
-            jobs = json.load(file)
-    else:
-        jobs = json.load(sys.stdin)
+    jobs = gloo.told()
     torch.set_num_threads(jobs[0]["threads"])
     torch.set_num_interop_threads(1)
     sys.setswitchinterval(1e-4)  # the thread that communicates must not wait 5 ms for the one that computes
     worker = loaded("worker", jobs[0]["worker"])
-    rank, workers = join(), jobs[0]["workers"]
+    rank, workers = gloo.join(), jobs[0]["workers"]
     team = dist.new_group(list(range(workers)))
     answers = []
     for job in jobs:
@@ -165,15 +143,7 @@ def main():
         answers.append(answer)
         dist.barrier()
     print(json.dumps(answers), flush=True)
-    # Tearing down has nothing to save, and peers that are gone make it complain.
-    os._exit(0)
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
-        # Waits for no thread: the launcher learns at once that this rank is lost.
-        os._exit(1)
+    gloo.run(main)
