@@ -251,7 +251,6 @@ for column in ("error", "published_overhead", "ours_overhead"):
     shown[column] = layer[column].map("{:+.0%}".format)
 shown.rename(columns=lambda name: name.replace("_ms", ", ms").replace("_", " ")).set_index("variant")
 
-
 # %% [markdown]
 # ## Measured iterations of Megatron
 #
