@@ -490,7 +490,8 @@ def collectives_run(
 
     if library == "mpi":
         raise InputError(
-            "collectives run: --library = 'mpi': mpi4py is not in the lock of this environment, only in Chainer's; take gloo"
+            "collectives run: --library = 'mpi': mpi4py is not in the lock of this environment, only in Chainer's; "
+            "take gloo"
         )
     given = {"operations": operations, "bytes": sizes, "workers": workers, "rates": [rate_of(rate) for rate in rates]}
     chosen = {key: value for key, value in given.items() if value}
@@ -634,6 +635,95 @@ def trace_grow(files: tuple[Path, ...], workers: tuple[int, ...], link: str, out
 
 
 # ---------------------------------------------------------------------------------------------------- many workers
+
+
+@cli.group()
+def workers() -> None:
+    """Training by many workers, really run on this machine."""
+
+
+@workers.command("run")
+@click.option("--network", required=True, help="Network to train.")
+@click.option("--workers", "counts", type=int, multiple=True, help="Number of workers; may be repeated [1, 2].")
+@click.option("--schedule", "schedules", multiple=True, help="NAME or NAME=VALUE, as below; may be repeated.")
+@click.option(
+    "--rate", "rates", multiple=True, help="Rate of the links, e.g. 1gbit, or loopback; may be repeated [loopback]."
+)
+@click.option("--emulate", help="A setting, whose recorded layer profile is replayed, or a CSV file with one.")
+@click.option("--campaign", "name", help="Campaign to take the setting's profile from.")
+@click.option("--batch", type=int, help="Batch of one worker [the profile's, or 16].")
+@click.option("--size", default="quick", show_default=True, help="quick or full network.")
+@click.option("--threads", type=int, help="Threads of one worker [1].")
+@click.option("--rounds", type=int, help="Fresh starts of each cell [3].")
+@click.option("--steps", type=int, help="Timed steps of a start [20].")
+@click.option("--warmups", type=int, help="Steps before them [3].")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder for the campaign [data/.scratch/workers].")
+@click.option("--fresh", is_flag=True, help="Discard the runs that an interrupted measurement finished.")
+def workers_run(
+    network: str,
+    counts: tuple[int, ...],
+    schedules: tuple[str, ...],
+    rates: tuple[str, ...],
+    emulate: str | None,
+    name: str | None,
+    size: str,
+    out: Path | None,
+    fresh: bool,
+    **chosen: int | None,
+) -> None:
+    """Measure synchronous training of NETWORK by many workers, with torch.distributed over gloo.
+
+    \b
+    Schedules: end_of_backward, layers_after_backward, wait_free, buckets=BYTES,
+    lazy=BYTES, merged=FILE (JSON, {"groups": [[layer, ...], ...]}, the last layer
+    first), ps_central, ps_sharded, sufficient_factors, sparse=SHARE,
+    hierarchical=RANKS (of a node), local_sgd=STEPS.
+
+    Links of a given rate need root. With --emulate the workers wait as long as the layers of the profile took, while
+    gradients of their sizes really travel. Interrupted, it goes on where it stopped.
+    """
+    from steptime.cluster.campaigns import WorkersPlan, measure_workers
+    from steptime.cluster.links import rate_of
+    from steptime.core.files import validated
+
+    root = _root()
+    profile = None if emulate is None else _profile(emulate, name, network, size, chosen["batch"])
+    given = {"workers": counts, "schedules": schedules, **chosen, "emulate": profile and profile.source}
+    given["rates"] = [None if rate == "loopback" else rate_of(rate) for rate in rates]
+    if profile is not None:
+        given["batch"] = profile.batch
+    values = {key: value for key, value in given.items() if value not in (None, (), [])}
+    plan = validated(WorkersPlan, {**values, "network": network, "size": size}, "workers run")
+    out = root / "data/.scratch/workers" if out is None else out
+    with _progress("workers") as log:
+        campaign = measure_workers(plan, out, profile, fresh=fresh, report=log)
+    click.echo(_step_times(campaign).to_string(index=False))
+    for row in campaign.runs[campaign.runs["status"] != "finished"].drop_duplicates("case_id").itertuples():
+        click.echo(f"{row.case_id}: {row.status}: {row.reason}")
+    if not (campaign.runs["status"] == "finished").any():
+        raise InputError(f"{out}: no run finished; the reasons are above and in runs.csv")
+    compute = "emulated" if profile is not None else "real"
+    click.echo(f"{out}: {len(campaign.runs)} runs, {compute} compute, real communication")
+
+
+def _profile(emulate: str, name: str | None, network: str, size: str, batch: int | None) -> Any:
+    """The layer profile in the CSV file `emulate`, or the one recorded of the setting of that name."""
+    from steptime import frameworks, networks
+    from steptime.cluster.tables import read_profile
+    from steptime.model.fitting import find_case, layer_profile
+
+    if emulate not in frameworks.SETTINGS:
+        return read_profile(Path(emulate), network, batch or 16)
+    campaign, _, _ = _recorded("workers run", name, network)
+    case_id = find_case(campaign, network, emulate)
+    recorded = campaign.runs.loc[campaign.runs["case_id"] == case_id].iloc[0]
+    for what, asked in (("size", size), ("batch", batch)):
+        if asked is not None and asked != recorded[what]:
+            raise InputError(
+                f"workers run: --{what} = {asked}: the profile is of {recorded[what]} ({case_id} of campaign "
+                f"{campaign.name}); give --{what} {recorded[what]}, or a profile of your own"
+            )
+    return layer_profile(campaign, networks.build(network, size=size), case_id)
 
 
 @cli.group()

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from processes import gone
 
 from steptime.cluster.launcher import Place, Rank, RunFailed, free_ports, listening, resolved, run_ranks
 from steptime.core.errors import InputError
@@ -18,21 +19,6 @@ FOREVER = "import time; time.sleep(600)"
 
 def rank(code: str, **how: object) -> Rank:
     return Rank((sys.executable, "-ISc", code), **how)  # type: ignore[arg-type]
-
-
-def alive(pid: int) -> bool:
-    """Whether the process runs; one that has ended and that nobody has waited for yet does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def gone(pids: list[int], within_s: float = 5.0) -> bool:
-    end = time.monotonic() + within_s
-    while any(alive(pid) for pid in pids) and time.monotonic() < end:
-        time.sleep(0.01)
-    return not any(alive(pid) for pid in pids)
 
 
 def children() -> set[str]:

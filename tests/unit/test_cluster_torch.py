@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from processes import gone
 
 from steptime import networks
 from steptime.cluster import links as shaped
@@ -248,7 +249,7 @@ def test_a_killed_rank_ends_the_run_with_its_name() -> None:
     with pytest.raises(RunFailed, match=r"^rank 1 was ended by SIGKILL"):
         train([(Job(None, profile(0.01), BATCH, 1, 10_000), sync)], PLANTED, [Place()] * 2, started=kill_later)
     assert time.monotonic() - moments[0] < 10
-    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    assert gone(pids)
 
 
 def test_a_rank_that_raises_is_one_line_with_its_reason() -> None:
