@@ -108,8 +108,7 @@ def test_a_lone_worker_is_one_cell() -> None:
     assert len({cell.case_id for cell in cells}) == len(cells)
 
 
-def test_a_step_lasts_from_the_last_workers_end_to_the_next() -> None:
-    """Two workers, one of which ends later; the first timed step begins when both have come."""
+def test_a_step_lasts_from_the_last_workers_beginning_to_the_last_ones_end() -> None:
     moments = [[(0, 10), (10, 20), (25, 33), (33, 41)], [(1, 12), (12, 21), (26, 35), (35, 40)]]
     workers = [
         {"steps": [{**STEP, "start_s": start, "end_s": end, "run_delay_s": 0.5} for start, end in each]}

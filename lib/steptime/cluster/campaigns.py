@@ -1,7 +1,7 @@
 """A campaign of many workers: every cell once a round, by fresh ranks, in random order within each link.
 
-The tables runs.csv and samples.csv are those of any campaign, a run being one start of all ranks and a sample the time
-between the moments at which the last worker had ended two steps; tables.py has what comes beside them.
+The tables runs.csv and samples.csv are those of any campaign, a run being one start of all ranks and a sample one step
+of all of them; tables.py has what comes beside them.
 """
 
 import json
@@ -317,16 +317,13 @@ class _Store:
 
 
 def step_rows(workers: Sequence[Mapping[str, Any]], warmups: int, *, own_delays: bool) -> list[dict[str, Any]]:
-    """The rows of samples.csv: each step from when the last worker had ended the step before to when the last ends it.
+    """The rows of samples.csv: each step from when the last worker began it to when the last one ended it.
 
-    So the times add up to the run's whatever the workers' order. The first step, and the first timed one, before which
-    all wait for each other, begin with the last worker's beginning. CPU time, delays and switches are summed over the
-    workers; steal is the machine's.
+    Between steps each worker reads its counters, which is no part of either. CPU time, delays and switches are summed
+    over the workers; steal is the machine's.
     """
     ends = np.array([[step["end_s"] for step in answer["steps"]] for answer in workers]).max(0)
-    begins = np.array([[step["start_s"] for step in answer["steps"]] for answer in workers]).max(0)
-    starts = np.concatenate([begins[:1], ends[:-1]])
-    starts[warmups : warmups + 1] = begins[warmups : warmups + 1]
+    starts = np.array([[step["start_s"] for step in answer["steps"]] for answer in workers]).max(0)
     rows = []
     for number, (start_s, end_s) in enumerate(zip(starts, ends, strict=True)):
         each = [answer["steps"][number] for answer in workers]

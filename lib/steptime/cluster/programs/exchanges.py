@@ -32,8 +32,13 @@ class Exchange(object):
         threading.Thread(target=self._serve, daemon=True).start()
 
     def step(self):
-        """One forward and backward pass with the synchronisation; the averages are in the layers' gradients."""
+        """One forward and backward pass with the synchronisation; the averages are in the layers' gradients.
+
+        A lone worker's are its own: nothing is packed or sent.
+        """
         self.sent_s.clear()
+        if self.workers == 1:
+            return self.training.step(lambda layer: None)
         self._next, self._made = 0, set()
         stamps = self.training.step(self._ready)
         for number in range(self._next, len(self.groups)):
