@@ -17,6 +17,7 @@ DERIVED = [
     "fit",
     "predict",
     "board",
+    "simulator",
     "parallelism",
     "trace",
     "single_device",
