@@ -33,7 +33,7 @@ import pandas as pd
 from IPython.display import display
 
 from steptime import measure
-from steptime.core.files import project_root, read_json, validated, write_text
+from steptime.core.files import project_root, read_json, validated, write_table
 from steptime.core.machine import Machine
 from steptime.core.statistics import case_table
 from steptime.networks import build
@@ -98,7 +98,7 @@ def step_flops(case) -> int:
 cases = case_table(campaign.joined()).query("processes > 1").rename(columns={"samples": "steps"})
 cases["flops"] = [step_flops(case) for case in cases.itertuples()]
 cases["share_of_peak"] = cases["flops"] / cases["median_s"] / peak_flops_per_s
-write_text(folder / "derived/steps.csv", cases.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
+write_table(folder / "derived/steps.csv", cases)
 shown = cases.set_index(CASE)
 pd.DataFrame(
     {
@@ -135,7 +135,7 @@ phases = (
     .groupby(["network", "framework", "phase"], as_index=False)["time_s"]
     .median()
 )
-write_text(folder / "derived/phases.csv", phases.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
+write_table(folder / "derived/phases.csv", phases)
 figure = figures.phases(phases)
 style.save(figure, folder / "figures/phases.svg")
 figure

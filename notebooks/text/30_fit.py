@@ -17,7 +17,7 @@ import pandas as pd
 from IPython.display import Markdown, display
 
 from steptime.core.campaign import Campaign, read_campaign
-from steptime.core.files import project_root, write_text
+from steptime.core.files import project_root, write_table
 from steptime.core.statistics import CASE, case_table, comparisons, usable
 from steptime.model.fitting import layer_profile, pass_fits, phase_medians, profile_cases
 from steptime.networks import build
@@ -31,7 +31,7 @@ style.use()
 
 def save(table: pd.DataFrame, name: str) -> None:
     """Write a derived table, the same numbers to the same bytes."""
-    write_text(folder / f"derived/{name}.csv", table.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
+    write_table(folder / f"derived/{name}.csv", table)
 
 
 campaigns = {name: read_campaign(path) for name, path in campaign_folders(root).items()}

@@ -29,7 +29,7 @@ from IPython.display import Markdown, display
 
 from steptime.core.claims import Claim, decide, read_paper, write_claims
 from steptime.core.errors import InputError
-from steptime.core.files import project_root, write_text
+from steptime.core.files import project_root, write_table
 from steptime.core.machine import read_link
 from steptime.core.statistics import setting_names
 from steptime.core.step import SCHEDULES, LayerProfile, Schedule
@@ -46,7 +46,7 @@ fitted, papers_at = root / "data/derived/fit", root / "data/published"
 
 def save(table: pd.DataFrame, name: str) -> None:
     """Write a derived table, the same numbers to the same bytes."""
-    write_text(folder / f"derived/{name}.csv", table.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
+    write_table(folder / f"derived/{name}.csv", table)
 
 
 def read(name: str) -> pd.DataFrame:

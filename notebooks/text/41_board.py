@@ -23,7 +23,7 @@ from IPython.display import Markdown, display
 from steptime.core.campaign import read_table
 from steptime.core.claims import Claim, decide, read_paper, write_claims
 from steptime.core.errors import InputError
-from steptime.core.files import project_root, write_text
+from steptime.core.files import project_root, write_table
 from steptime.model import baselines, published, scoring
 from steptime.model.extrapolation import extrapolate
 from steptime.model.observations import COLLECTIVES, STEPS, Kind, read_observed
@@ -40,7 +40,7 @@ OURS = "steptime"
 
 def save(table: pd.DataFrame, name: str) -> None:
     """Write a derived table, the same numbers to the same bytes."""
-    write_text(folder / f"derived/{name}.csv", table.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
+    write_table(folder / f"derived/{name}.csv", table)
 
 
 @dataclass(frozen=True)

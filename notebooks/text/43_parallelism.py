@@ -24,7 +24,7 @@ import pandas as pd
 from IPython.display import Markdown, display
 
 from steptime.core.claims import Claim, decide, read_paper, write_claims
-from steptime.core.files import project_root, write_text
+from steptime.core.files import project_root, write_table
 from steptime.model import megatron as iterations
 from steptime.model.parallelism import Plan, Transformer, bubble_fraction, data_parallel_values, predict
 from steptime.model.training_memory import MIXED, SINGLE, layer_activations, model_states, peak_memory
@@ -42,7 +42,7 @@ zero, recomputation = (
 
 def save(table: pd.DataFrame, name: str) -> None:
     """Write a derived table, the same numbers to the same bytes."""
-    write_text(folder / f"derived/{name}.csv", table.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
+    write_table(folder / f"derived/{name}.csv", table)
 
 
 # %% [markdown]

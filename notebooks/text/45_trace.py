@@ -23,7 +23,7 @@ from IPython.display import Markdown, display
 
 from steptime.core.claims import Claim, decide, read_paper, write_claims
 from steptime.core.errors import InputError
-from steptime.core.files import project_root, read_text, write_text
+from steptime.core.files import project_root, read_text, write_table
 from steptime.core.machine import read_link
 from steptime.model.growing import grow, grow_table, grown_timeline, replay
 from steptime.notebook import out_folder
@@ -46,7 +46,7 @@ chosen = [read_link(root / "data/machines/links", name) for name in links]
 
 def save(table: pd.DataFrame, name: str) -> None:
     """Write a derived table, the same numbers to the same bytes."""
-    write_text(folder / f"derived/{name}.csv", table.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
+    write_table(folder / f"derived/{name}.csv", table)
 
 
 def in_ms(table: pd.DataFrame) -> pd.DataFrame:

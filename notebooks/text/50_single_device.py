@@ -20,7 +20,7 @@ from IPython.display import Markdown, display
 from steptime.core.campaign import Campaign, read_campaign
 from steptime.core.claims import Claim, decide, read_paper, write_claims
 from steptime.core.errors import InputError
-from steptime.core.files import project_root, write_text
+from steptime.core.files import project_root, write_table
 from steptime.core.gap import GAP_COLUMNS, PARTS, gaps
 from steptime.core.parity import comparable, overfull, read_parity
 from steptime.core.statistics import agreement, setting_names
@@ -39,7 +39,7 @@ PRIMARY = ["alexnet", "googlenet", "resnet50"]
 
 def save(table: pd.DataFrame, name: str) -> None:
     """Write a derived table, the same numbers to the same bytes."""
-    write_text(folder / f"derived/{name}.csv", table.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
+    write_table(folder / f"derived/{name}.csv", table)
 
 
 def fitted(name: str) -> pd.DataFrame:

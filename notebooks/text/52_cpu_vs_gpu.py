@@ -16,7 +16,7 @@ from IPython.display import Markdown, display
 
 from steptime.core.claims import Claim, decide, read_paper, write_claims
 from steptime.core.errors import InputError
-from steptime.core.files import project_root, write_text
+from steptime.core.files import project_root, write_table
 from steptime.networks import build
 from steptime.notebook import out_folder
 from steptime.report import panels, style
@@ -29,7 +29,7 @@ pd.set_option("display.max_colwidth", None, "display.max_rows", None)
 
 def save(table: pd.DataFrame, name: str) -> None:
     """Write a derived table, the same numbers to the same bytes."""
-    write_text(folder / f"derived/{name}.csv", table.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
+    write_table(folder / f"derived/{name}.csv", table)
 
 
 path = root / "data/derived/single_device/cases.csv"

@@ -16,7 +16,7 @@ from IPython.display import Markdown, display
 from scipy.optimize import minimize_scalar
 
 from steptime.core.claims import Claim, decide, read_paper, write_claims
-from steptime.core.files import project_root, write_text
+from steptime.core.files import project_root, write_table
 from steptime.core.machine import Link, read_link
 from steptime.core.step import LayerProfile, Schedule
 from steptime.model import merging, published
@@ -37,7 +37,7 @@ NODES, SCHEDULES = (2, 4, 8), {"WFBP": "wait_free", "MG-WFBP": "merged", "one me
 
 def save(table: pd.DataFrame, name: str) -> None:
     """Write a derived table, the same numbers to the same bytes."""
-    write_text(folder / f"derived/{name}.csv", table.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
+    write_table(folder / f"derived/{name}.csv", table)
 
 
 def groupings(ready: np.ndarray, n_bytes: np.ndarray, cost: Cost) -> dict[str, merging.Ends]:

@@ -18,7 +18,7 @@ import pandas as pd
 from IPython.display import Markdown, display
 
 from steptime.core.claims import Claim, decide, read_paper, write_claims
-from steptime.core.files import project_root, write_text
+from steptime.core.files import project_root, write_table
 from steptime.model import published
 from steptime.model.collectives import AllReduce, Cost, all_reduce
 from steptime.model.parameter_server import ParameterServer
@@ -34,7 +34,7 @@ papers_at = root / "data/published"
 
 def save(table: pd.DataFrame, name: str) -> None:
     """Write a derived table, the same numbers to the same bytes."""
-    write_text(folder / f"derived/{name}.csv", table.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
+    write_table(folder / f"derived/{name}.csv", table)
 
 
 paper = read_paper(papers_at / "firecaffe-2015.yaml")

@@ -23,7 +23,7 @@ from IPython.display import Markdown, display
 from scipy.optimize import minimize_scalar
 
 from steptime.core.claims import Claim, decide, read_paper, write_claims
-from steptime.core.files import project_root, write_text
+from steptime.core.files import project_root, write_table
 from steptime.core.network import Network
 from steptime.model import merging, published
 from steptime.model.collectives import AllReduce
@@ -43,7 +43,7 @@ papers_at = root / "data/published"
 
 def save(table: pd.DataFrame, name: str) -> None:
     """Write a derived table, the same numbers to the same bytes."""
-    write_text(folder / f"derived/{name}.csv", table.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
+    write_table(folder / f"derived/{name}.csv", table)
 
 
 paper = read_paper(papers_at / "poseidon-2017.yaml")

@@ -15,7 +15,7 @@ from IPython.display import Markdown, display
 from matplotlib.figure import Figure
 
 from steptime.core.errors import InputError
-from steptime.core.files import project_root, write_json, write_text
+from steptime.core.files import project_root, write_json, write_table
 from steptime.core.step import SCHEDULES
 from steptime.notebook import out_folder
 from steptime.report import figures, panels, style
@@ -311,7 +311,7 @@ if committed:
     figure = draw(committed, "Time of one training step, measured")
     style.save(figure, folder / "figures/headline.svg")
     table = headline_table(committed)
-    write_text(folder / "derived/headline.csv", table.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
+    write_table(folder / "derived/headline.csv", table)
     headline = {
         "figure": "headline.svg",
         "caption": CAPTION.format("; ".join(map(where, committed))),
@@ -341,7 +341,7 @@ if "local" in set(steps.loc[steps["input"] == "sequential", "campaign"]):
     figure = draw(["local"], "Time of one training step, measured (this machine)")
     style.save(figure, folder / "figures/local.svg")
     table = headline_table(["local"])
-    write_text(folder / "derived/local.csv", table.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
+    write_table(folder / "derived/local.csv", table)
     told = [answer["text"] for answer in answers_of("local")]
     write_json(
         folder / "derived/local.json",

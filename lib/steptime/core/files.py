@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import pandas as pd
 import yaml
 from pydantic import BaseModel, ValidationError
 
@@ -39,6 +40,11 @@ def write_text(path: Path, text: str) -> None:
 def write_bytes(path: Path, data: bytes) -> None:
     """Write `data` to `path` as write_text does."""
     write_texts({Path(path): data})
+
+
+def write_table(path: Path, table: pd.DataFrame, digits: int = SIGNIFICANT_DIGITS) -> None:
+    """Write `table` as CSV without its index, numbers rounded to so many significant digits. See write_texts."""
+    write_text(path, table.to_csv(index=False, float_format=f"%.{digits}g", lineterminator="\n"))
 
 
 def write_texts(texts: Mapping[Path, str | bytes]) -> None:

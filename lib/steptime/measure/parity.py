@@ -18,7 +18,7 @@ import pandas as pd
 from steptime import frameworks, networks
 from steptime.core.campaign import as_table
 from steptime.core.errors import InputError
-from steptime.core.files import read_json, write_text
+from steptime.core.files import read_json, write_table, write_text
 from steptime.core.network import Network
 from steptime.core.parity import PARITY
 from steptime.frameworks.environments import ENVIRONMENTS
@@ -180,7 +180,7 @@ def write_parity(table: pd.DataFrame, path: Path) -> None:
     An infinite distance (a value that is no number, another shape) is an empty cell; the verdict says that it differs.
     """
     order = table.sort_values(["framework", "dtype", "network"], kind="stable").replace([np.inf], np.nan)
-    write_text(path, order.to_csv(index=False, float_format="%.3g", lineterminator="\n"))
+    write_table(path, order, digits=3)
 
 
 class Session:

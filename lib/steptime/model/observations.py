@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from steptime.core.errors import InputError
-from steptime.core.files import read_text, write_text
+from steptime.core.files import read_text, write_table
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def read_points(path: Path, kind: Kind) -> pd.DataFrame:
 
 def write_predictions(table: pd.DataFrame, path: Path) -> None:
     """Write predictions as CSV, whole or not at all."""
-    write_text(path, table.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
+    write_table(path, table)
 
 
 def check_observed(table: pd.DataFrame, kind: Kind, source: Path | str = "observed") -> pd.DataFrame:
