@@ -550,11 +550,11 @@ def collectives_read(
     files: tuple[Path, ...], group: str | None, workers: int | None, nodes: int | None, out: Path
 ) -> None:
     """Make one table of what nccl-tests (text or -J), OSU benchmarks and CSV files measured, for `collectives fit`."""
-    from steptime.core.files import write_text
+    from steptime.core.files import write_table
     from steptime.traces.collectives import Placement, read_collectives
 
     table = read_collectives(files, Placement(group, workers, nodes))
-    write_text(out, table.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
+    write_table(out, table)
     click.echo(f"{out}: {len(table)} points (measured)")
 
 
@@ -603,7 +603,7 @@ def trace_add(name: str, files: tuple[Path, ...]) -> None:
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="CSV, or .json: a timeline for Perfetto.")
 def trace_grow(files: tuple[Path, ...], workers: tuple[int, ...], link: str, out: Path) -> None:
     """Predict the recorded steps on more workers: a rank's computing as recorded, its collectives costed anew."""
-    from steptime.core.files import write_text
+    from steptime.core.files import write_table
     from steptime.core.machine import read_link
     from steptime.model.growing import grow, grow_table, grown_timeline
     from steptime.traces.kineto import read_traces
@@ -624,7 +624,7 @@ def trace_grow(files: tuple[Path, ...], workers: tuple[int, ...], link: str, out
             f"{out}: step {middle.step} on {workers[0]} workers over {link}, modelled; open it in ui.perfetto.dev"
         )
     else:
-        write_text(out, table.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
+        write_table(out, table)
         click.echo(f"{out}: {len(recorded)} recorded steps on {len(workers)} numbers of workers, modelled")
     for count, part in table.groupby("workers"):
         middles = part[["step_time_s", "exposed_s", "recorded_s"]].median() * 1e3
@@ -709,7 +709,7 @@ def workers_run(
 def _profile(emulate: str, name: str | None, network: str, size: str, batch: int | None) -> Any:
     """The layer profile in the CSV file `emulate`, or the one recorded of the setting of that name."""
     from steptime import frameworks, networks
-    from steptime.cluster.tables import read_profile
+    from steptime.core.workers import read_profile
     from steptime.model.fitting import find_case, layer_profile
 
     if emulate not in frameworks.SETTINGS:
@@ -799,10 +799,10 @@ def campaign_add(name: str, source: Path | None) -> None:
 @campaign.command("list")
 def campaign_list() -> None:
     """List the campaigns that the notebooks read."""
-    from steptime.core.campaign import campaign_folders
+    from steptime.core.campaign import recorded_folders
 
     root = _root()
-    folders = campaign_folders(root)
+    folders = recorded_folders(root)
     for name, folder in folders.items():
         click.echo(f"{name:20} {_summary(folder)}")
     if not folders:
@@ -812,7 +812,14 @@ def campaign_list() -> None:
 @campaign.command("check")
 @click.argument("path", type=click.Path(path_type=Path))
 def campaign_check(path: Path) -> None:
-    """Check the campaign in PATH: columns, rows, keys, names, times. A framework of another name is only told."""
+    """Check the campaign in PATH: columns, rows, keys, names, times; links and timelines where there are many workers.
+
+    A framework of another name is only told.
+    """
+    from steptime.core.workers import is_of_workers, read_workers
+
+    if is_of_workers(path):
+        read_workers(path)
     _warn_of_names(path)
     click.echo(f"{path}: {_summary(path)}")
 

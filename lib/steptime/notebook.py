@@ -209,10 +209,13 @@ def check_inputs(root: Path, name: str, values: dict[str, Any]) -> None:
     from steptime.core.campaign import read_campaign
     from steptime.core.claims import read_paper
     from steptime.core.machine import read_link, read_machine
+    from steptime.core.workers import read_workers, workers_folders
     from steptime.measure import check_names
 
     for folder in campaign_folders(root).values():
         check_names(read_campaign(folder), folder)
+    for folder in workers_folders(root).values():
+        check_names(read_workers(folder).campaign, folder)
     for path in sorted((root / "data/published").glob("*.yaml")):
         read_paper(path)
     for path in sorted((root / "data/machines").glob("*.yaml")):

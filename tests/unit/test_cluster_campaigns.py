@@ -18,11 +18,11 @@ from steptime.cluster.campaigns import WorkersPlan, cells_of, measure_workers, s
 from steptime.cluster.launcher import RunFailed
 from steptime.cluster.links import NEEDED_CAPABILITIES, check_able, list_links
 from steptime.cluster.schedules import Learnable
-from steptime.cluster.tables import EMULATED, TIMELINES, WORKERS, profile_table, read_profile
 from steptime.core.campaign import read_table
 from steptime.core.errors import InputError
 from steptime.core.files import validated
 from steptime.core.step import LayerProfile
+from steptime.core.workers import EMULATED, TIMELINES, WORKERS, profile_table, read_profile
 from steptime.measure import lock
 
 PROFILE = LayerProfile(

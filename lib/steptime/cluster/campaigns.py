@@ -1,7 +1,7 @@
 """A campaign of many workers: every cell once a round, by fresh ranks, in random order within each link.
 
 The tables runs.csv and samples.csv are those of any campaign, a run being one start of all ranks and a sample one step
-of all of them; tables.py has what comes beside them.
+of all of them; core/workers.py has what comes beside them.
 """
 
 import json
@@ -26,11 +26,11 @@ from steptime.cluster.collectives import rate_name
 from steptime.cluster.launcher import Place, RunFailed
 from steptime.cluster.links import Links, check_able, links
 from steptime.cluster.schedules import Learnable, Synchronisation, learnable_in, learnable_of, synchronisation
-from steptime.cluster.tables import COMPUTED, EMULATED, TIMELINES, WORKERS, csv_text, profile_table
 from steptime.core.campaign import SCHEMA_VERSION, Campaign, as_table, read_campaign, write_campaign
 from steptime.core.errors import InputError
 from steptime.core.files import json_text, read_json, write_text
 from steptime.core.step import LayerProfile
+from steptime.core.workers import COMPUTED, EMULATED, TIMELINES, WORKERS, csv_text, profile_table
 from steptime.measure.fingerprint import fingerprints, short_hash
 from steptime.measure.lock import measuring_lock
 from steptime.measure.provenance import code_facts, cores_allowed, machine_facts, without_paths
@@ -276,8 +276,14 @@ class _Campaign:
         kept = [self.runs[run_id] for run_id in sorted(self.runs)]
         workers = as_table([row for each in kept for row in each.workers], WORKERS)
         timelines = as_table([row for each in kept for row in each.timeline], TIMELINES)
+        # A merged plan's file is named by what is in it, which `ends` spells out: no path goes into the record.
+        most = max(self.plan.workers)
+        schedules = [
+            synchronisation(name, self.layers, most, self.plan.batch).label if name.startswith("merged=") else name
+            for name in self.plan.schedules
+        ]
         beside = {
-            "plan.json": json_text(self.plan.model_dump(mode="json")),
+            "plan.json": json_text(self.plan.model_dump(mode="json") | {"schedules": schedules}),
             "workers.csv": csv_text(workers),
             "timelines.csv": csv_text(timelines),
         }

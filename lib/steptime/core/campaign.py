@@ -157,7 +157,17 @@ class Campaign:
 
 
 def campaign_folders(root: Path) -> dict[str, Path]:
-    """The recorded campaigns by name: "local" (this machine, if measured) and each one in data/campaigns."""
+    """The recorded campaigns of single devices by name; those of many workers are `core.workers.workers_folders`.
+
+    In both, the runs of one worker are alike in runs.csv, but there each waits in place of computing, or goes through
+    an engine: no study of single devices may see them.
+    """
+    found = recorded_folders(root)
+    return {name: folder for name, folder in found.items() if not (folder / "workers.csv").is_file()}
+
+
+def recorded_folders(root: Path) -> dict[str, Path]:
+    """All recorded campaigns by name: "local" (this machine, if measured) and each one in data/campaigns."""
     local = Path(root) / "data/raw/local"
     found = {"local": local} if (local / "runs.csv").is_file() else {}
     committed = sorted(Path(root).glob("data/campaigns/*/runs.csv"))

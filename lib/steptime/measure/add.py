@@ -12,9 +12,10 @@ import pandas as pd
 from steptime import frameworks, networks
 from steptime.core.campaign import Campaign, read_campaign, write_campaign
 from steptime.core.errors import InputError
-from steptime.core.files import json_text
+from steptime.core.files import json_text, read_json
 from steptime.core.machine import Machine, read_machine
 from steptime.core.parity import read_parity
+from steptime.core.workers import files_of_workers, is_of_workers, read_workers
 from steptime.measure.plan import read_plan_file
 from steptime.measure.provenance import ABSOLUTE_PATH
 
@@ -26,7 +27,7 @@ def add_campaign(source: Path, name: str, root: Path) -> Path:
 
     Its plan goes with it, if there is one, so that it can be measured again, and its parity, and its machine's peaks as
     machine.json, where they are known: from `source`, else what `root` measured if that is the same processor and
-    memory. All of it is written, or none. Raises InputError when it is not valid, has a network that is not known (see
+    memory. One of many workers brings the files of `core.workers`. All of it is written, or none. Raises InputError when it is not valid, has a network that is not known (see
     `check_names`), names this host, its user, their home or an absolute path, or when the name is taken or not of
     lower-case letters, digits and hyphens (61 at most).
     """
@@ -43,12 +44,9 @@ def add_campaign(source: Path, name: str, root: Path) -> Path:
     _refuse_private(campaign.samples, Path(source) / "samples.csv")
     machine = _machine(campaign, Path(source), Path(root))
     parity = read_parity(source)
-    plan = read_plan_file(Path(source) / "plan.json") if (Path(source) / "plan.json").is_file() else None
-    beside = {}
+    beside = _of_workers(Path(source)) if is_of_workers(source) else _plan(Path(source))
     if len(parity):
         beside["parity.csv"] = (Path(source) / "parity.csv").read_text()
-    if plan is not None:
-        beside["plan.json"] = json_text(plan.model_dump(mode="json"))
     if machine is not None:
         beside["machine.json"] = json_text(machine.model_copy(update={"name": name}).model_dump())
     aside = Path(root) / "data/.partial/added" / name
@@ -80,6 +78,23 @@ def check_names(campaign: Campaign, folder: Path) -> list[str]:
         f"{', '.join(frameworks.SETTINGS)}"
         for row, name in others["framework"].items()
     ]
+
+
+def _plan(source: Path) -> dict[str, str]:
+    path = source / "plan.json"
+    return {path.name: json_text(read_plan_file(path).model_dump(mode="json"))} if path.is_file() else {}
+
+
+def _of_workers(source: Path) -> dict[str, str]:
+    """What a campaign of many workers has beside its runs and samples, checked; its plan is of another kind."""
+    found = read_workers(source)
+    _refuse_private(found.workers, source / "workers.csv")
+    _refuse_private(found.timelines, source / "timelines.csv")
+    beside = files_of_workers(source)
+    if (path := source / "plan.json").is_file():
+        beside[path.name] = json_text(read_json(path))
+        _refuse_private_text(beside[path.name], path)
+    return beside
 
 
 def _machine(campaign: Campaign, source: Path, root: Path) -> Machine | None:

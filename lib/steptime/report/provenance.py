@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from steptime.core.campaign import Campaign, campaign_folders, read_campaign
+from steptime.core.campaign import Campaign, read_campaign, recorded_folders
 from steptime.core.statistics import CASE, counted
 
 MEASURING = ("machine", "measure")
@@ -103,7 +103,7 @@ class Recorded:
 def recorded(root: Path) -> list[Recorded]:
     """The committed campaigns by name, then the local one. Raises InputError when a file is not valid."""
     found = [
-        Recorded(read_campaign(folder), folder, name == "local") for name, folder in campaign_folders(root).items()
+        Recorded(read_campaign(folder), folder, name == "local") for name, folder in recorded_folders(root).items()
     ]
     return sorted(found, key=lambda item: (item.is_local, item.name))
 

@@ -8,6 +8,7 @@ import pandas as pd
 
 from steptime.core.errors import InputError
 from steptime.core.files import read_text, write_text
+from steptime.core.workers import is_of_workers
 from steptime.report import markup, provenance
 from steptime.report.summary import figure_path, read_summary
 
@@ -41,7 +42,8 @@ def inputs_hash(root: Path) -> str:
 
 def headline(root: Path) -> str:
     """The headline block in Markdown; also brings data/headline.svg up to date."""
-    committed = [item for item in provenance.recorded(root) if not item.is_local]
+    # the headline is of single devices
+    committed = [item for item in provenance.recorded(root) if not item.is_local and not is_of_workers(item.folder)]
     if not committed:
         (root / FIGURE).unlink(missing_ok=True)
         return _NOTHING_COMMITTED
