@@ -1019,6 +1019,17 @@ def benchmarks_simulator() -> None:
     sys.exit(0 if simulator_speed(click.echo)["met"] else 1)
 
 
+@benchmarks.command("planner")
+def benchmarks_planner() -> None:
+    """How long the report's planner takes to redraw after a change at 1,024 workers, in headless Chromium.
+
+    Exits with 1 when the goal is missed.
+    """
+    from steptime.report.planner_benchmark import planner_speed
+
+    sys.exit(0 if planner_speed(_root(), click.echo)["met"] else 1)
+
+
 @benchmarks.command("trace")
 def benchmarks_trace() -> None:
     """Reading a trace of 200,000 events and its critical path, beside plain Python doing the same work.

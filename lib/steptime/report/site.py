@@ -23,7 +23,7 @@ from steptime.core.claims import Claim, Figure, Kind, Paper, Verdict, read_claim
 from steptime.core.errors import EXIT_STATUSES, InputError
 from steptime.core.files import read_text, read_yaml, validated, write_text
 from steptime.core.machine import Link, Machine, read_machine
-from steptime.report import citation, markup, provenance, reference
+from steptime.report import citation, markup, planner, provenance, reference
 from steptime.report.notebooks import TEMPLATES, NotebookPage, markdown, read_pages
 from steptime.report.provenance import Recorded
 from steptime.report.style import THEME
@@ -92,6 +92,8 @@ class _Content:
     ledger: list[LedgerRow]
     machines: list[Machine]
     links: list[Link]
+    plan: dict[str, Any] | None
+    """What the planner page is made of, where there are layer profiles."""
 
     @classmethod
     def read(cls, root: Path) -> "_Content":
@@ -102,7 +104,8 @@ class _Content:
         ]
         recorded = provenance.recorded(root)
         ledger = read_ledger(root, notebooks)
-        return cls(root, notebooks, read_summary(root), read_local(root), recorded, ledger, machines, links)
+        plan = planner.page_values(root / "data" / "derived" / "fit", links)
+        return cls(root, notebooks, read_summary(root), read_local(root), recorded, ledger, machines, links, plan)
 
 
 def read_ledger(root: Path, notebooks: Sequence[NotebookPage] = ()) -> list[LedgerRow]:
@@ -153,6 +156,8 @@ def _pages(content: _Content, scratch: Path) -> Iterator[tuple[str, str]]:
         return href, environment.get_template(template).render(here=nav[place], **shared, **around, **values)
 
     yield render("index.html", "index.html", **_index(content, scratch))
+    if content.plan is not None:
+        yield render("planner.html", "planner.html", **content.plan)
     for page in content.notebooks:
         used = provenance.campaigns_of(page.stage, content.root, content.recorded)
         data = [path for path in _data_files(scratch) if path.startswith(f"data/derived/{page.stage}/")]
@@ -192,6 +197,7 @@ def _index(content: _Content, scratch: Path) -> dict[str, Any]:
         **_local(content),
         "stages": {page.stage for page in content.notebooks},
         "counts": _counts(content),
+        "has_planner": content.plan is not None,
         "recorded": content.recorded,
         "data": _by_folder(_data_files(scratch)),
     }
@@ -222,6 +228,7 @@ def _navigation(content: _Content) -> list[_Entry]:
     order = [_OVERVIEW, *(question.title for question in QUESTIONS)]
     return [
         _Entry("index.html", "Questions and answers", _OVERVIEW),
+        *([_Entry("planner.html", "Planner", _OVERVIEW)] if content.plan else []),
         *sorted(pages, key=lambda entry: order.index(entry.group)),
         _Entry("claims.html", "Claims", _EVIDENCE),
         _Entry("campaigns.html", "Machines and campaigns", _EVIDENCE),
