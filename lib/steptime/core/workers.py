@@ -172,7 +172,9 @@ def _check_timelines(runs: pd.DataFrame, timelines: pd.DataFrame, path: Path) ->
     for name, (wrong, mend) in faults.items():
         if wrong.any():
             row = timelines.index[wrong][0]
-            raise InputError(f"{path}: line {row + 2}: {name} = {timelines[name][row]!r}: {mend}")
+            value = timelines[name][row]
+            shown = repr(value) if isinstance(value, str) else str(value)
+            raise InputError(f"{path}: line {row + 2}: {name} = {shown}: {mend}")
 
 
 def _check_ends(workers: pd.DataFrame, layers: int, path: Path) -> None:
