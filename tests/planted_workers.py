@@ -63,6 +63,7 @@ def write(folder: Path, name: str = "planted-workers", compute: str = EMULATED) 
     runs, samples, workers_rows, timelines = [], [], [], []
     for schedule, workers, rate in cells:
         found = step(schedule, workers, rate)
+        own = COUNTERS | {"cpu_s": cpu_s(schedule, workers)}
         case_id = f"torch_gloo-{NETWORK}-quick-b{BATCH}-w{workers}-{schedule}-{_rate_name(rate)}-emulated"
         for number in range(ROUNDS):
             run_id = f"{case_id}-r{number:02d}"
@@ -71,12 +72,12 @@ def write(folder: Path, name: str = "planted-workers", compute: str = EMULATED) 
             for repeat in range(WARMUPS + STEPS):
                 flags = {"repeat": repeat, "is_warmup": repeat < WARMUPS, "is_disturbed": False}
                 time_s = found.step_s * drawn * draw.lognormal(0, NOISE)
-                samples.append({"run_id": run_id, "phase": "step", "layer": None, **flags, "time_s": time_s} | COUNTERS)
+                samples.append({"run_id": run_id, "phase": "step", "layer": None, **flags, "time_s": time_s} | own)
             workers_rows.append(_workers_row(run_id, schedule, workers, rate, found, compute))
         for task in found.timeline.tasks:
-            own = {"run_id": f"{case_id}-r00", "worker": 0, "task": task.kind, "resource": task.resource}
-            own["task"] = "exchange" if task.kind == "communicate" else task.kind
-            timelines.append(own | {"layer": task.layer or None, "start_s": task.start_s, "end_s": task.end_s})
+            of = {"run_id": f"{case_id}-r00", "worker": 0, "resource": task.resource, "layer": task.layer or None}
+            of["task"] = "exchange" if task.kind == "communicate" else task.kind
+            timelines.append(of | {"start_s": task.start_s, "end_s": task.end_s})
     beside = {
         "workers.csv": csv_text(as_table(workers_rows, WORKERS)),
         "timelines.csv": csv_text(as_table(timelines, TIMELINES)),
@@ -87,7 +88,17 @@ def write(folder: Path, name: str = "planted-workers", compute: str = EMULATED) 
     return folder / name
 
 
-COUNTERS = {"cpu_s": 0.01, "run_delay_s": 0.0, "involuntary_switches": 0, "steal_s": 0.0, "load_1min": 0.5}
+COUNTERS = {"run_delay_s": 0.0, "involuntary_switches": 0, "steal_s": 0.0, "load_1min": 0.5}
+
+
+def cpu_s(schedule: str, workers: int) -> float:
+    """Processor time of all workers: 5 ms each, and what `HOST` says of rounds and messages to and from servers."""
+    if workers == 1:
+        return 0.005
+    servers = {"ps_central": 1, "ps_sharded": workers}.get(schedule)
+    messages = len(ENDS[schedule])
+    rounds_s = 2 * (workers - 1) * messages * HOST.round_cpu_s
+    return workers * (0.005 + (rounds_s if servers is None else 2 * servers * messages * HOST.push_cpu_s))
 
 
 def _rate_name(rate: float | None) -> str:

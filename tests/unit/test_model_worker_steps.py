@@ -148,15 +148,15 @@ def test_a_schedule_without_a_model_and_workers_without_a_link_are_refused() -> 
     with pytest.raises(InputError, match="wait_free on 4 workers: has no link"):
         predict(Replayed(PROFILE), Cell("wait_free", 4, (1, 2), None), FREE)
     with pytest.raises(InputError, match="no step of more than one worker"):
-        fit_host([Observed(Replayed(PROFILE), Cell("wait_free", 1, (), None), 0.07)], 2, 0.3)
+        fit_host([Observed(Replayed(PROFILE), Cell("wait_free", 1, (), None), 0.07)], 2, 0.0, 0.0)
 
 
 def observed(workers: tuple[int, ...], noise: float = 0.0) -> list[Observed]:
-    """Planted cells over both links."""
+    """Planted cells over two links, a fast one of which shows what rounds take."""
     draw = np.random.default_rng(3)
     found = []
     for schedule, ends in planted.ENDS.items():
-        for rate in planted.RATES:
+        for rate in (500e6, 4e9):
             for count in workers:
                 cell = Cell(schedule.partition("=")[0], count, ends, planted.link(rate))
                 step_s = planted.step(schedule, count, rate).step_s * float(draw.lognormal(0, noise) if noise else 1)
@@ -165,13 +165,10 @@ def observed(workers: tuple[int, ...], noise: float = 0.0) -> list[Observed]:
 
 
 def test_fitted_on_two_workers_it_predicts_four_and_eight() -> None:
-    share = planted.HOST.round_cpu_s / (planted.HOST.round_s + planted.HOST.round_cpu_s)
-    host = fit_host(observed((2,)), planted.CORES, share)
+    given = (planted.CORES, planted.HOST.round_cpu_s, planted.HOST.push_cpu_s)
+    host = fit_host(observed((2,)), *given)
     assert np.abs(relative_errors(observed((2,)), host)).max() < 0.005
-    errors = np.abs(relative_errors(observed((4, 8)), host))
-    # two workers leave open what a push costs the processor; of 128 a layer it is seen
-    assert np.sort(errors)[-2] < 0.01
-    assert errors.max() < 0.05
-    noisy = fit_host(observed((2,), 0.01), planted.CORES, share)
+    assert np.abs(relative_errors(observed((4, 8)), host)).max() < 0.02
+    noisy = fit_host(observed((2,), 0.01), *given)
     assert np.median(np.abs(relative_errors(observed((4, 8)), noisy))) < 0.02
     assert all(getattr(noisy, name) > 0 for name in FITTED)

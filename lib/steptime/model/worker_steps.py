@@ -253,28 +253,26 @@ class Observed:
     step_s: float
 
 
-FITTED = ("round_s", "copy_s_per_byte", "sum_s_per_byte", "push_cpu_s")
-TYPICAL = {"round_s": 3e-4, "copy_s_per_byte": 4e-10, "sum_s_per_byte": 2e-10, "push_cpu_s": 5e-5}
-"""Where the search begins, and the scale of each number: a wake-up, memory at a few GB/s, a few system calls."""
+FITTED = {"round_s": 3e-4, "copy_s_per_byte": 4e-10, "sum_s_per_byte": 2e-10}
+"""What step times decide, each with where its search begins: a wake-up, memory at a few GB/s."""
 PULL = 0.02
 """How strongly a number that the observations leave open is held near its typical one: a factor e counts as much as an
 error of 2 % in one observation."""
 
 
-def fit_host(observed: Sequence[Observed], cores: int, cpu_share: float) -> Host:
+def fit_host(observed: Sequence[Observed], cores: int, round_cpu_s: float, push_cpu_s: float) -> Host:
     """The host whose predictions of the `observed` steps have the smallest squared relative errors.
 
-    `cpu_share`: of a round, what is processor time (on as many workers as cores the two cannot be told apart by time).
-    Raises InputError without cells of more than one worker.
+    Processor times are given: on no more workers than cores, time does not tell them from waiting; the ranks' own
+    accounts do. Raises InputError without cells of more than one worker.
     """
     many = [each for each in observed if each.cell.workers > 1]
     if not many:
         raise InputError("observed: has no step of more than one worker; nothing can be fitted")
 
     def host_of(logs: np.ndarray) -> Host:
-        values = {name: TYPICAL[name] * float(np.exp(log)) for name, log in zip(FITTED, logs, strict=True)}
-        whole_s = values.pop("round_s")
-        return Host(cores, round_s=(1 - cpu_share) * whole_s, round_cpu_s=cpu_share * whole_s, **values)
+        values = {name: typical * float(np.exp(log)) for (name, typical), log in zip(FITTED.items(), logs, strict=True)}
+        return Host(cores, round_cpu_s=round_cpu_s, push_cpu_s=push_cpu_s, **values)
 
     def errors(logs: np.ndarray) -> np.ndarray:
         host = host_of(logs)
