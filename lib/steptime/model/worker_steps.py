@@ -255,9 +255,9 @@ class Observed:
 
 FITTED = {"round_s": 3e-4, "copy_s_per_byte": 4e-10, "sum_s_per_byte": 2e-10}
 """What step times decide, each with where its search begins: a wake-up, memory at a few GB/s."""
-PULL = 0.02
+PULL = 0.002
 """How strongly a number that the observations leave open is held near its typical one: a factor e counts as much as an
-error of 2 % in one observation."""
+error of 0.2 % in one observation."""
 
 
 def fit_host(observed: Sequence[Observed], cores: int, round_cpu_s: float, push_cpu_s: float) -> Host:
