@@ -35,6 +35,9 @@ SCHEDULE_LABELS = {
     "end_of_backward": "after backward",
     "wait_free": "wait-free",
     "merged": "merged",
+    "ps_central": "one server",
+    "ps_sharded": "sharded servers",
+    "sufficient_factors": "sufficient factors",
 }
 _WIDE_RANGE = 12
 """A larger ratio between the longest and the shortest time is drawn on a logarithmic axis."""

@@ -54,6 +54,10 @@ THEME: dict[str, tuple[str, str]] = {
     "end_of_backward": ("#76808a", "#9aa4ae"),
     "wait_free": ("#2a8074", "#56b8aa"),
     "merged": ("#7b3f9d", "#bd8fdc"),
+    "buckets": ("#8f6b2e", "#d1a95c"),
+    "ps_central": ("#b0303f", "#ea7f88"),
+    "ps_sharded": ("#c9662a", "#eb9a62"),
+    "sufficient_factors": ("#3566a8", "#7da9e3"),
 }
 """Name -> (light, dark)."""
 
