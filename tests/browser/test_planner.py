@@ -225,6 +225,16 @@ def test_the_page_fits_and_is_readable(browser: object, any_page: Path, setting:
         assert browser.execute_script(f"return !!document.querySelector('#{figure} svg[role=img][aria-label]')")
 
 
+def test_without_any_profile_layers_can_be_typed(browser: object, tmp_path: Path) -> None:
+    root = plant(tmp_path)
+    build_site(root)
+    look(browser, 390, "light")
+    _open(browser, (root / "data/reports/planner.html").as_uri())
+    assert "ms a step" in _text(browser, "headline")
+    assert browser.find_element("id", "layers").is_displayed()
+    assert browser.get_log("browser") == []
+
+
 def test_without_scripts_the_table_and_the_figure_stay(browser: object, page: str) -> None:
     browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
     try:

@@ -100,13 +100,17 @@ def test_a_second_build_gives_the_same_bytes(built: Path, tmp_path: Path) -> Non
     assert (tmp_path / "copy" / page).read_bytes() == (built / page).read_bytes()
 
 
-def test_without_profiles_there_is_no_planner(tmp_path: Path) -> None:
-    links = [Link(name="l", alpha_s=1e-5, beta_s_per_byte=1e-9, source="planted")]
-    assert planner.page_values(tmp_path, links) is None
+def test_without_profiles_the_page_says_how_to_get_one(tmp_path: Path) -> None:
+    link = Link(name="l", alpha_s=1e-5, beta_s_per_byte=1e-9, source="planted")
+    for links in ([], [link]):
+        values = planner.page_values(tmp_path, links)
+        assert values["static"] is None
+        data = json.loads(values["data"])
+        assert (data["profiles"], data["first_link"]) == ([], links[0].name if links else None)
     root = plant(tmp_path / "plain")
     build_site(root)
-    assert not (root / "data/reports/planner.html").exists()
-    assert "planner.html" not in (root / "data/reports/index.html").read_text(encoding="utf-8")
+    assert "steptime run measure" in _soup(root).select_one("#planner-static").get_text()
+    assert _soup(root).select_one("#planner")
 
 
 def test_a_batch_between_measured_ones_lies_on_their_line_and_others_are_in_proportion(recorded: dict) -> None:

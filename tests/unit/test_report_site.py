@@ -21,7 +21,7 @@ from steptime.report.notebooks import read_page
 from steptime.report.site import build_site
 from steptime.report.summary import QUESTIONS
 
-PAGES = ["about", "campaigns", "claims", "glossary", "index", "measure", "predict", "reference", "summary"]
+PAGES = ["about", "campaigns", "claims", "glossary", "index", "measure", "planner", "predict", "reference", "summary"]
 WITH_NUMBERS = ("index", "measure", "predict", "summary")
 
 

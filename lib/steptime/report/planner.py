@@ -150,12 +150,19 @@ def spread(recorded: Recorded) -> tuple[float, float] | None:
     return min(1.0, recorded.step_s[1] / one), max(1.0, recorded.step_s[2] / one)
 
 
-def page_values(fitted: Path, links: Sequence[Link]) -> dict[str, Any] | None:
-    """What the template planner.html is filled with; None where there is no layer profile or no link."""
+def page_values(fitted: Path, links: Sequence[Link]) -> dict[str, Any]:
+    """What the template planner.html is filled with; without a layer profile or a link there is no static plan."""
     recorded = sorted(read_recorded(fitted), key=lambda item: item.order) if (fitted / "layers.csv").is_file() else []
-    if not recorded or not links:
-        return None
-    first, link = recorded[0], next((link for link in links if link.name == LINK), links[0])
+    return {
+        "static": _static(recorded[0], _first_link(links)) if recorded and links else None,
+        "data": Markup(data_text(recorded, links)),
+        "css": Markup(read_text(TEMPLATES / "planner.css")),
+        "scripts": [Markup(read_text(TEMPLATES / name)) for name in ("planner-model.js", "planner.js")],
+    }
+
+
+def _static(first: Recorded, link: Link) -> dict[str, Any]:
+    """The plan that stands on the page without scripts: a figure and a table."""
     table = predict_table(first.profile, [Schedule(name) for name in SCHEDULES], WORKERS, link)
     table["schedule"] = table["schedule"].map(_SCHEDULE_LABELS)
     style.use()
@@ -169,10 +176,11 @@ def page_values(fitted: Path, links: Sequence[Link]) -> dict[str, Any] | None:
         "link": link,
         "figure": Markup(markup.figure(style.svg_text(figure), what, "figure-plan")),
         "table": Markup(markup.table(shown, f"Modelled steps of {first.profile.network} over {link.name}")),
-        "data": Markup(data_text(recorded, links)),
-        "css": Markup(read_text(TEMPLATES / "planner.css")),
-        "scripts": [Markup(read_text(TEMPLATES / name)) for name in ("planner-model.js", "planner.js")],
     }
+
+
+def _first_link(links: Sequence[Link]) -> Link:
+    return next((link for link in links if link.name == LINK), links[0])
 
 
 def data_text(recorded: Sequence[Recorded], links: Sequence[Link]) -> str:
@@ -201,7 +209,7 @@ def data_text(recorded: Sequence[Recorded], links: Sequence[Link]) -> str:
         "sizes": [{"layers": names, "parameter_bytes": n_bytes} for names, n_bytes in sizes],
         "profiles": profiles,
         "links": [link.model_dump() for link in links],
-        "first_link": next((link.name for link in links if link.name == LINK), links[0].name),
+        "first_link": _first_link(links).name if links else None,
     }
     # "</" would end the script element
     return json.dumps(data, separators=(",", ":"), ensure_ascii=False).replace("</", "<\\/")

@@ -92,8 +92,8 @@ class _Content:
     ledger: list[LedgerRow]
     machines: list[Machine]
     links: list[Link]
-    plan: dict[str, Any] | None
-    """What the planner page is made of, where there are layer profiles."""
+    plan: dict[str, Any]
+    """What the planner page is made of."""
 
     @classmethod
     def read(cls, root: Path) -> "_Content":
@@ -156,8 +156,7 @@ def _pages(content: _Content, scratch: Path) -> Iterator[tuple[str, str]]:
         return href, environment.get_template(template).render(here=nav[place], **shared, **around, **values)
 
     yield render("index.html", "index.html", **_index(content, scratch))
-    if content.plan is not None:
-        yield render("planner.html", "planner.html", **content.plan)
+    yield render("planner.html", "planner.html", **content.plan)
     for page in content.notebooks:
         used = provenance.campaigns_of(page.stage, content.root, content.recorded)
         data = [path for path in _data_files(scratch) if path.startswith(f"data/derived/{page.stage}/")]
@@ -197,7 +196,6 @@ def _index(content: _Content, scratch: Path) -> dict[str, Any]:
         **_local(content),
         "stages": {page.stage for page in content.notebooks},
         "counts": _counts(content),
-        "has_planner": content.plan is not None,
         "recorded": content.recorded,
         "data": _by_folder(_data_files(scratch)),
     }
@@ -228,7 +226,7 @@ def _navigation(content: _Content) -> list[_Entry]:
     order = [_OVERVIEW, *(question.title for question in QUESTIONS)]
     return [
         _Entry("index.html", "Questions and answers", _OVERVIEW),
-        *([_Entry("planner.html", "Planner", _OVERVIEW)] if content.plan else []),
+        _Entry("planner.html", "Planner", _OVERVIEW),
         *sorted(pages, key=lambda entry: order.index(entry.group)),
         _Entry("claims.html", "Claims", _EVIDENCE),
         _Entry("campaigns.html", "Machines and campaigns", _EVIDENCE),

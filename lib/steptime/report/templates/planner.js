@@ -24,8 +24,8 @@
   };
   const first = data.profiles[0];
   const DEFAULTS = {
-    profile: `${first.campaign}/${first.case_id}`, batch: first.batch, speed: 1, workers: 16, link: data.first_link,
-    alpha_us: 0, gbit_per_s: 0, schedule: "wait_free", bucket_mib: 25, exchange: "ring", prefetch: false,
+    profile: first ? `${first.campaign}/${first.case_id}` : OWN, batch: first ? first.batch : 32, speed: 1, workers: 16,
+    link: data.first_link || OWN, alpha_us: 50, gbit_per_s: 10, schedule: "wait_free", bucket_mib: 25, exchange: "ring", prefetch: false,
     layers: EXAMPLE, gflops_per_s: 1000,
   };
   let state = withLink({...DEFAULTS});
