@@ -93,10 +93,12 @@ if len(judged):
             row=order["place"] + ": " + label,
             series=order["workers"].astype(str) + " workers",
             x=100 * order["error"].astype(float),
+            lo=100 * (order["lo_s"] / order["measured_s"] - 1).astype(float),
+            hi=100 * (order["hi_s"] / order["measured_s"] - 1).astype(float),
             kind="emulated",
         ),
         f"Predicted from {fitted_on} workers or fewer, over measured",
-        "error, % (band: 5 %)",
+        "error, % (line: 90 % interval of the prediction; band: 5 %)",
         band=(-100 * MEDIAN, 100 * MEDIAN),
     )
     style.save(figure, folder / "figures/errors.svg")

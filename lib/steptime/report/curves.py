@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
-from steptime.report.figures import _checked, _legend_columns, _lines, _order, _short
+from steptime.report.figures import _checked, _dodge, _legend_columns, _lines, _order, _short
 from steptime.report.style import colour, mark
 
 WIDTH = 4.8
@@ -100,7 +100,7 @@ def waterfall(table: pd.DataFrame, title: str, label: str) -> Figure:
 def points(table: pd.DataFrame, title: str, label: str, *, band: tuple[float, float]) -> Figure:
     """Marks of several series on one row each; `band` is shaded, the axis crosses 0.
 
-    Columns: row, series, x, kind.
+    Columns: row, series, x, kind; optionally lo, hi (an interval around x).
     """
     table = _checked("points", table, ["row", "series", "x", "kind"])
     rows, names = _order(table["row"]), _order(table["series"])
@@ -112,7 +112,11 @@ def points(table: pd.DataFrame, title: str, label: str, *, band: tuple[float, fl
     handles = []
     for (name, kind), part in table.groupby(["series", "kind"], sort=False):
         style = mark(str(kind), shades[name]) | {"linestyle": "none"}
-        axes.plot(part["x"], [rows.index(row) for row in part["row"]], **style)
+        shift = _dodge(names.index(str(name)), len(names)) if "lo" in part else 0.0
+        places = [rows.index(row) + shift for row in part["row"]]
+        if "lo" in part:
+            axes.hlines(places, part["lo"], part["hi"], color=colour(shades[name]), linewidth=1.2)
+        axes.plot(part["x"], places, **style)
         handles.append(Line2D([], [], **style, label=f"{name}, {kind}"))
     axes.set_yticks(range(len(rows)), rows, fontsize=8)
     axes.set_ylim(len(rows) - 0.5, -0.5)

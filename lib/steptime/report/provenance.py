@@ -68,7 +68,8 @@ class Recorded:
         for case_id, part in finished.groupby("case_id", sort=True):
             steps_of = by_case.loc[case_id] if case_id in by_case.index else {"size": 0, "mean": float("nan")}
             rows.append(
-                {name: part[name].iloc[0] for name in CASE}
+                {"case": case_id}
+                | {name: part[name].iloc[0] for name in CASE}
                 | {
                     "processes": len(part),
                     "timed steps": int(steps_of["size"]),
@@ -78,9 +79,11 @@ class Recorded:
                 }
             )
         table = pd.DataFrame(
-            rows, columns=[*CASE, "processes", "timed steps", "disturbed", "counted", "stopped because"]
+            rows, columns=["case", *CASE, "processes", "timed steps", "disturbed", "counted", "stopped because"]
         )
-        return table.drop(columns=[name for name, _ in self.common()])
+        # of many workers a case is a schedule and a link besides
+        told = [] if table.duplicated(list(CASE)).any() else ["case"]
+        return table.drop(columns=[*told, *(name for name, _ in self.common())])
 
     def common(self) -> list[tuple[str, str]]:
         """What all cases share: (column, value)."""
