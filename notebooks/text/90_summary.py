@@ -293,6 +293,22 @@ answers += [
         "figure": None,
     },
 ]
+held = read("predicted_measured", "cells")
+held = held[~held["is_fitted"].astype(bool) & ~held["is_cpu_bound"].astype(bool)]
+if len(held):
+    errors = held["error"].abs()
+    schedules = held["schedule"].str.partition("=")[0].nunique()
+    answers.append(
+        {
+            "question": "measured",
+            "text": f"Fitted on the steps of one and two workers, the model predicts those of "
+            f"{span(held['workers'], '{}')} workers to within {errors.median():.1%} in the median and "
+            f"{errors.quantile(0.9):.0%} in nine cells of ten ({len(held)} cells, {schedules} schedules, "
+            f"{', '.join(sorted(held['network'].unique()))}, links of "
+            f"{span(held['rate_bits_per_s'] / 1e6, '{:g}')} Mbit/s; emulated compute, real communication).",
+            "figure": None,
+        }
+    )
 for question in QUESTIONS:
     told = [answer["text"] for answer in answers if answer["question"] == question.key]
     display(Markdown(f"**{question.text}**\n\n" + "\n".join(f"* {text}" for text in told or ["No answer yet."])))
