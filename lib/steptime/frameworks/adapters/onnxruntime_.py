@@ -306,11 +306,12 @@ class Trainer(object):
             module(images, labels)
 
         def events():
-            # The profile is written when its session ends.
-            (path,) = glob.glob(options.profile_file_prefix + "*")
-            with open(path) as file:
+            # The profile is written when its session ends. A module opens two files, named by the second; one stays empty.
+            paths = sorted(glob.glob(options.profile_file_prefix + "*"), key=os.path.getsize)
+            with open(paths[-1]) as file:
                 found = json.load(file)
-            os.remove(path)
+            for path in paths:
+                os.remove(path)
             return found
 
         return events, module
