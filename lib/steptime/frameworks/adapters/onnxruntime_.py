@@ -306,7 +306,7 @@ class Trainer(object):
             module(images, labels)
 
         def events():
-            # The profile is written when its session ends. A module opens two files, named by the second; one stays empty.
+            # Written when its session ends. A module opens two files, named by the second; one stays empty.
             paths = sorted(glob.glob(options.profile_file_prefix + "*"), key=os.path.getsize)
             with open(paths[-1]) as file:
                 found = json.load(file)
