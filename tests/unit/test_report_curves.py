@@ -46,6 +46,22 @@ def test_points_stand_on_the_row_of_their_name():
     assert marks == {(1.0, 2.0): [0, 1], (3.0,): [0]}
 
 
+def test_intervals_of_points_stand_beside_each_other():
+    table = pd.DataFrame({"row": "a", "series": ["s", "t"], "x": [1.0, 3.0], "kind": "modelled"})
+    axes = curves.points(table.assign(lo=table["x"] - 1, hi=table["x"] + 2), "Planted", "error, %", band=(-1, 1)).axes[
+        0
+    ]
+    drawn = [collection.get_segments()[0] for collection in axes.collections]
+    assert [tuple(line[:, 0]) for line in drawn] == [(0.0, 3.0), (2.0, 5.0)]
+    assert drawn[0][0, 1] < 0 < drawn[1][0, 1]
+
+
+def test_many_series_of_two_kinds_are_named_once():
+    table = pd.concat([LINE.assign(series=name) for name in "abcdef"])
+    texts = [text.get_text() for text in curves.curves(table, "Planted", ("x", "y")).legends[0].get_texts()]
+    assert texts == [*"abcdef", "modelled", "measured"]
+
+
 @pytest.mark.parametrize("table", [LINE.drop(columns="y"), LINE.iloc[:0]])
 def test_a_table_without_what_is_needed_is_refused(table):
     with pytest.raises(InputError, match="figure curves"):

@@ -18,6 +18,8 @@ from steptime.report.style import colour, mark
 WIDTH = 4.8
 SERIES = ("tensorflow", "torch", "jax", "caffe", "cntk", "mxnet", "muted", "ink")
 """Names of colours, in the order in which series take them."""
+MOST_NAMED = 8
+"""A legend names each series in each kind up to so many; beyond, the series and the kinds by themselves."""
 
 
 def curves(
@@ -45,6 +47,10 @@ def curves(
             axes.fill_between(part["x"], part["lo"], part["hi"], color=colour(shades[name]), alpha=0.18, linewidth=0)
         axes.plot(part["x"], part["y"], **style, markersize=4.5, markevery=max(1, len(part) // 8))
         handles.append(Line2D([], [], **style, markersize=4.5, label=f"{name}, {kind}"))
+    if len(handles) > MOST_NAMED:
+        kinds = _order(table["kind"])
+        handles = [Line2D([], [], color=colour(shade), linewidth=2.4, label=name) for name, shade in shades.items()]
+        handles += [Line2D([], [], **mark(kind, "ink"), markersize=4.5, label=kind) for kind in kinds]
     if ideal:
         ends = [table["x"].min(), table["x"].max()]
         axes.plot(ends, ends, color=colour("muted"), linewidth=0.9)
