@@ -27,9 +27,9 @@ def add_campaign(source: Path, name: str, root: Path) -> Path:
 
     Its plan goes with it, if there is one, so that it can be measured again, and its parity, and its machine's peaks as
     machine.json, where they are known: from `source`, else what `root` measured if that is the same processor and
-    memory. One of many workers brings the files of `core.workers`. All of it is written, or none. Raises InputError when it is not valid, has a network that is not known (see
-    `check_names`), names this host, its user, their home or an absolute path, or when the name is taken or not of
-    lower-case letters, digits and hyphens (61 at most).
+    memory. One of many workers brings the files of `core.workers`. All of it is written, or none. Raises InputError
+    when it is not valid, has a network that is not known (see `check_names`), names this host, its user, their home or
+    an absolute path, or when the name is taken or not of lower-case letters, digits and hyphens (61 at most).
     """
     if not NAME.fullmatch(name):
         raise InputError(f"campaign name {name!r}: use lower-case letters, digits and hyphens, a letter or digit first")
