@@ -15,7 +15,9 @@ from steptime.model.merging import Ends
 from steptime.model.worker_steps import Cell, Host, Replayed, ShapedLink, WorkerStep, predict
 
 NETWORK, BATCH, CORES = "alexnet", 16, 2
-HOST = Host(CORES, 2e-4, 1e-4, 5e-10, 3e-10, 4e-5)
+HOST = Host(CORES, 3e-4, 4e-5, 5e-10, 3e-10, 0.1)
+ROUND_CPU_S = 1e-4
+"""What a rank uses in a round: more than two messages cost, for it wakes others."""
 RATES = (250e6, 500e6)
 ROUNDS, STEPS, WARMUPS, NOISE = 3, 6, 1, 0.004
 UNSHAPED_BETA = 5e-10
@@ -92,13 +94,13 @@ COUNTERS = {"run_delay_s": 0.0, "involuntary_switches": 0, "steal_s": 0.0, "load
 
 
 def cpu_s(schedule: str, workers: int) -> float:
-    """Processor time of all workers: 5 ms each, and what `HOST` says of rounds and messages to and from servers."""
+    """Processor time of all workers: 5 ms each, and what rounds and messages to and from servers cost."""
     if workers == 1:
         return 0.005
     servers = {"ps_central": 1, "ps_sharded": workers}.get(schedule)
     messages = len(ENDS[schedule])
-    rounds_s = 2 * (workers - 1) * messages * HOST.round_cpu_s
-    return workers * (0.005 + (rounds_s if servers is None else 2 * servers * messages * HOST.push_cpu_s))
+    rounds_s = 2 * (workers - 1) * messages * ROUND_CPU_S
+    return workers * (0.005 + (rounds_s if servers is None else 2 * servers * messages * HOST.message_cpu_s))
 
 
 def _rate_name(rate: float | None) -> str:

@@ -16,8 +16,8 @@ from steptime.model.worker_cells import (
     Fitted,
     cell_of,
     cell_table,
+    message_cost,
     predictions,
-    processor_costs,
     replayed_of,
 )
 
@@ -76,9 +76,8 @@ def test_only_dense_layers_have_factors(found: WorkersCampaign) -> None:
 
 def test_processor_times_are_found_in_what_the_ranks_used(found: WorkersCampaign) -> None:
     cells = cell_table(found)
-    found_s = processor_costs(cells[cells["workers"] <= 2])
-    assert found_s == pytest.approx((planted.HOST.round_cpu_s, planted.HOST.push_cpu_s), rel=0.01)
-    assert processor_costs(cells[cells["workers"] == 1]) == (0.0, 0.0)
+    assert message_cost(cells[cells["workers"] <= 2]) == pytest.approx(planted.HOST.message_cpu_s, rel=0.01)
+    assert message_cost(cells[cells["workers"] == 1]) == 0.0
 
 
 def test_what_was_not_fitted_is_predicted(found: WorkersCampaign) -> None:

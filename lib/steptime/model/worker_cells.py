@@ -133,8 +133,8 @@ def fit_cells(observed: Sequence[Observed], cells: pd.DataFrame, cores: int) -> 
 
     The error is that of leaving out each schedule in turn, where there is more than one.
     """
-    round_cpu_s, push_cpu_s = processor_costs(cells)
-    host = fit_host(observed, cores, round_cpu_s, push_cpu_s)
+    message_cpu_s = message_cost(cells)
+    host = fit_host(observed, cores, message_cpu_s)
     many = [each for each in observed if each.cell.workers > 1]
     names = sorted({each.cell.schedule for each in many})
     errors = relative_errors(many, host)
@@ -143,7 +143,7 @@ def fit_cells(observed: Sequence[Observed], cells: pd.DataFrame, cores: int) -> 
             [
                 relative_errors(
                     [each for each in many if each.cell.schedule == name],
-                    fit_host([each for each in many if each.cell.schedule != name], cores, round_cpu_s, push_cpu_s),
+                    fit_host([each for each in many if each.cell.schedule != name], cores, message_cpu_s),
                 )
                 for name in names
             ]
@@ -151,17 +151,19 @@ def fit_cells(observed: Sequence[Observed], cells: pd.DataFrame, cores: int) -> 
     return Fitted(host, float(np.sqrt(np.mean(errors**2))), len(many), max(each.cell.workers for each in many))
 
 
-def processor_costs(cells: pd.DataFrame) -> tuple[float, float]:
-    """Processor seconds of one rank in one round of a collective, and of one message to or from a server.
+def message_cost(cells: pd.DataFrame) -> float:
+    """Processor seconds at one end of a message, by what workers used that push to servers and pull from them.
 
-    Non-negative least squares over the cells of more than one worker: what a worker used beyond a lone one of the same
-    campaign, by its rounds, its messages and its bytes. 0 where nothing tells.
+    There many messages are on their way at once and keep the cores busy; in a collective the ranks of a round sleep and
+    wake each other, and waking an idle core is much of what they use, which is gone when more ranks than cores keep
+    these busy. Non-negative least squares over the cells of more than one worker: what a worker used beyond a lone one
+    of the same campaign, by its rounds, its messages to and from servers, and its bytes. 0 where nothing tells.
     """
     alone = cells[cells["workers"] == 1].set_index("campaign")["cpu_s"]
     many = cells[(cells["workers"] > 1) & cells["campaign"].isin(alone.index) & cells["ends"].notna()]
     many = many[many["schedule"].map(name_of).isin(PREDICTED)]
     if many.empty:
-        return 0.0, 0.0
+        return 0.0
     counts = many["ends"].map(lambda text: len(ends_of(text)))
     is_served = many["schedule"].map(name_of).isin(SERVED)
     servers = np.where(many["schedule"].map(name_of) == "ps_sharded", many["workers"], 1)
@@ -174,7 +176,7 @@ def processor_costs(cells: pd.DataFrame) -> tuple[float, float]:
     matrix = np.stack(columns, axis=1).astype(float)
     scale = np.where(matrix.max(axis=0) > 0, matrix.max(axis=0), 1.0)
     found, _ = optimize.nnls(matrix / scale, used.to_numpy(float).clip(min=0))
-    return float(found[0] / scale[0]), float(found[1] / scale[1])
+    return float(found[1] / scale[1])
 
 
 def predictions(campaigns: Sequence[WorkersCampaign], most: int = 2) -> tuple[pd.DataFrame, dict[str, Fitted]]:

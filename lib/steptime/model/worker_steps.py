@@ -5,9 +5,10 @@ message, and each is a number of this machine or of the link:
 
 * the link: a token bucket. Bytes leave at its rate; after a pause `burst_bytes` leave at once. A pause between the
   rounds of a collective therefore costs no bandwidth as long as the bucket does not overflow.
-* the way from process to process: `Host.round_s` a round, whoever computes.
-* the processors: work in proportion to rounds and bytes of every rank, shared by `Host.cores`. Ranks that are more than
-  the cores queue for them.
+* the way from process to process: `Host.round_s` a round. It is waking up, not work: other ranks' rounds take place
+  meanwhile.
+* the processors: work in proportion to messages and bytes of every rank, shared by `Host.cores`. Ranks that are more
+  than the cores queue for them; where that takes longer than the waking up, it decides.
 
 Fitted on few workers (`fit_host`), the same numbers give the step on more. Seconds and bytes.
 """
@@ -43,17 +44,18 @@ class ShapedLink:
 class Host:
     """What communicating costs on a machine, of one rank with a core to itself.
 
-    `round_s`: of a round of a collective beyond link and processor; `round_cpu_s`: processor time of a round;
+    `round_s`: of a round of a collective beyond the link; `message_cpu_s`: processor time at one end of a message;
     `copy_s_per_byte`: of packing a message of several tensors and unpacking it; `sum_s_per_byte`: of adding and
-    dividing what has come; `push_cpu_s`: of a message to or from a server.
+    dividing what has come; `stagger`: of what a central server sends, the share that does not overlap with what comes
+    in, since a reply waits for the slowest of the pushes.
     """
 
     cores: int
     round_s: float
-    round_cpu_s: float
+    message_cpu_s: float
     copy_s_per_byte: float
     sum_s_per_byte: float
-    push_cpu_s: float
+    stagger: float = 0.0
 
     def queueing(self, ranks: int) -> float:
         """How much longer `ranks` that all work at the same time take than one: they share the cores."""
@@ -163,7 +165,8 @@ def _collectives(
         sent = np.minimum(factors, sent)
     copied_s = queueing * host.copy_s_per_byte * n_bytes * is_merged / 2
     summed_s = queueing * host.sum_s_per_byte * n_bytes
-    rounds_s = rounds * (link.alpha_s + host.round_s + queueing * host.round_cpu_s)
+    # a round is a message sent and one received
+    rounds_s = rounds * (link.alpha_s + max(host.round_s, 2 * queueing * host.message_cpu_s))
     starts, ends = np.empty(len(n_bytes)), np.empty(len(n_bytes))
     bucket = _Bucket(link)
     free_s = 0.0
@@ -203,7 +206,7 @@ def _central(
 ) -> tuple[np.ndarray, np.ndarray]:
     """All workers' pushes of a layer come in through the server's interface, all its replies go out through it."""
     workers = cell.workers
-    busy_s = workers * host.push_cpu_s * host.queueing(workers + 1)
+    busy_s = workers * host.message_cpu_s * host.queueing(workers + 1)
     into, out = _Bucket(link), _Bucket(link)
     come_s = left_s = 0.0
     ends = np.empty(len(n_bytes))
@@ -212,7 +215,9 @@ def _central(
         summed_s = come_s + workers * size * host.sum_s_per_byte
         left_s = out.left_s(max(left_s, summed_s), workers * size, busy_s)
         ends[number] = left_s + 2 * (link.alpha_s + host.round_s)
-    return ready_s, ends
+    # over the step the replies fall behind the pushes
+    late_s = host.stagger * workers * link.beta_s_per_byte * np.cumsum(n_bytes)
+    return ready_s, ends + late_s
 
 
 def _sharded(
@@ -224,7 +229,7 @@ def _sharded(
     """
     workers = cell.workers
     size = (workers - 1) / workers * n_bytes
-    busy_s = workers * host.push_cpu_s * host.queueing(2 * workers)
+    busy_s = workers * host.message_cpu_s * host.queueing(2 * workers)
     waiting = [(float(moment_s), number, False) for number, moment_s in enumerate(ready_s)]
     heapq.heapify(waiting)
     bucket, free_s = _Bucket(link), 0.0
@@ -253,18 +258,18 @@ class Observed:
     step_s: float
 
 
-FITTED = {"round_s": 3e-4, "copy_s_per_byte": 4e-10, "sum_s_per_byte": 2e-10}
-"""What step times decide, each with where its search begins: a wake-up, memory at a few GB/s."""
+FITTED = {"round_s": 3e-4, "copy_s_per_byte": 4e-10, "sum_s_per_byte": 2e-10, "stagger": 0.1}
+"""What step times decide, each with where its search begins: some wake-ups, memory at a few GB/s, a tenth."""
 PULL = 0.002
 """How strongly a number that the observations leave open is held near its typical one: a factor e counts as much as an
 error of 0.2 % in one observation."""
 
 
-def fit_host(observed: Sequence[Observed], cores: int, round_cpu_s: float, push_cpu_s: float) -> Host:
+def fit_host(observed: Sequence[Observed], cores: int, message_cpu_s: float) -> Host:
     """The host whose predictions of the `observed` steps have the smallest squared relative errors.
 
-    Processor times are given: on no more workers than cores, time does not tell them from waiting; the ranks' own
-    accounts do. Raises InputError without cells of more than one worker.
+    The processor time of a message is given: on no more workers than cores, time does not tell it from waiting; the
+    ranks' own accounts do. Raises InputError without cells of more than one worker.
     """
     many = [each for each in observed if each.cell.workers > 1]
     if not many:
@@ -272,7 +277,7 @@ def fit_host(observed: Sequence[Observed], cores: int, round_cpu_s: float, push_
 
     def host_of(logs: np.ndarray) -> Host:
         values = {name: typical * float(np.exp(log)) for (name, typical), log in zip(FITTED.items(), logs, strict=True)}
-        return Host(cores, round_cpu_s=round_cpu_s, push_cpu_s=push_cpu_s, **values)
+        return Host(cores, message_cpu_s=message_cpu_s, **values)
 
     def errors(logs: np.ndarray) -> np.ndarray:
         host = host_of(logs)
