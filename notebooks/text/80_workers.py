@@ -111,6 +111,7 @@ if len(exposed):
         ),
         panels.PHASE_COLOURS,
         f"Where a step of {largest['workers'].max()} workers goes (emulated compute, real communication)",
+        note="not measured",
     )
     style.save(figure, folder / "figures/exposed.svg")
     display(figure)
@@ -144,7 +145,8 @@ if len(over):
 # ## One step, measured beside simulated
 #
 # Worker 0 in the last step of the first run, and the same schedule as the model has it, fitted on at most two workers
-# (the page on predictions says how). DDP's own buckets report no times of their messages: only the device is seen.
+# (the page on predictions says how). DDP's own buckets report no times of their messages: only the device is seen. To
+# servers only the handing over of the pushes is recorded; the replies come until the step ends.
 
 # %%
 TASKS = {"forward": "forward", "backward": "backward", "exchange": "communicate", "update": "update"}
@@ -185,8 +187,9 @@ for number, (name, found) in enumerate(campaigns.items()):
 # %% [markdown]
 # ## Does merging pay?
 #
-# The merged schedule's messages were planned by the model before it was measured. Compared round by round with the
-# other two; an interval at 99 % that leaves out 1 is a difference.
+# The merged schedule's messages were planned by the model before it was measured, once for each network and link, for
+# four workers, from what an all-reduce of two workers costs there. Compared round by round with the other two; an
+# interval at 99 % that leaves out 1 is a difference.
 
 # %%
 rows = []

@@ -136,8 +136,13 @@ def cell_for(name: str, count: int, gbit: float, like: pd.Series, replayed: Repl
 
 
 rows = []
+seen = set()
 for name, found in campaigns.items():
     own = shaped[shaped["campaign"] == name]
+    # one profile, measured on several links, is one sweep
+    if set(own["profile"]) <= seen:
+        continue
+    seen |= set(own["profile"])
     key = next((key for key in fits if len(own) and key.startswith(str(own["engine"].iloc[0]))), None)
     if key is None or found.profile is None:
         continue
@@ -149,12 +154,14 @@ for name, found in campaigns.items():
         for schedule in SIMULATED:
             for gbit in rates:
                 step = predict(replayed, cell_for(schedule, count, gbit, like, replayed, host), host)
-                rows.append((name, like["network"], count, schedule, gbit, step.step_s, count * lone_s / step.step_s))
-SWEEP = ["campaign", "network", "workers", "schedule", "gbit", "step_s", "speed_up"]
+                speed_up = count * lone_s / step.step_s
+                rows.append((name, like["network"], like["profile"], count, schedule, gbit, step.step_s, speed_up))
+SWEEP = ["campaign", "network", "profile", "workers", "schedule", "gbit", "step_s", "speed_up"]
 sweep = pd.DataFrame(rows, columns=SWEEP)
 save(sweep, "sweep")
-for number, ((name, count), part) in enumerate(sweep.groupby(["campaign", "workers"], sort=False)):
-    beside = shaped[(shaped["campaign"] == name) & (shaped["workers"] == count) & shaped["name"].isin(SIMULATED)]
+most = sweep[sweep["workers"] == sweep["workers"].max()]
+for number, ((profile, count), part) in enumerate(most.groupby(["profile", "workers"], sort=False)):
+    beside = shaped[(shaped["profile"] == profile) & (shaped["workers"] == count) & shaped["name"].isin(SIMULATED)]
     drawn = pd.concat(
         [
             part.assign(x=part["gbit"], y=part["speed_up"], series=part["schedule"], kind="simulated"),

@@ -100,7 +100,7 @@ if len(judged):
             kind="emulated",
         ),
         f"Predicted from {fitted_on} workers or fewer, over measured",
-        "error, % (line: 90 % interval of the prediction; band: 5 %)",
+        "error, % (line: 90 % interval; band: 5 %)",
         band=(-100 * MEDIAN, 100 * MEDIAN),
     )
     style.save(figure, folder / "figures/errors.svg")
