@@ -139,7 +139,11 @@ def site() -> None:
 @click.option("--batch", type=int, multiple=True, help="Batch for every network; may be repeated.")
 @click.option("--threads", type=int, multiple=True, help="Threads of a framework; may be repeated.")
 @click.option(
-    "--input", "inputs", multiple=True, help="sequential, prefetch, jpeg-0, jpeg-1 or jpeg-2; may be repeated."
+    "--input",
+    "inputs",
+    multiple=True,
+    help="sequential, prefetch, jpeg-0, jpeg-1 or jpeg-2; may be repeated. With --torch: the shape of one sample, "
+    "e.g. 3,224,224, or 128:1000 for whole numbers below 1000; one for each argument.",
 )
 @click.option("--dtype", "dtypes", multiple=True, help="float32 or bfloat16; may be repeated.")
 @click.option("--device", "devices", multiple=True, help="cpu or cuda; may be repeated.")
@@ -154,15 +158,31 @@ def site() -> None:
 @click.option(
     "--plan", "plan_file", type=click.Path(path_type=Path), help="A campaign's plan.json, to measure it again."
 )
+@click.option("--torch", "module", help="A torch module of your own instead: my_module:make_model, or a file's.")
+@click.option("--link", "link_name", help="With --torch: link of the prediction [10gbe].")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for runs.csv and samples.csv.")
 @click.option("--fresh", is_flag=True, help="Discard the cases that an interrupted measurement finished.")
 def measure(
-    size: str | None, batch: tuple[int, ...], plan_file: Path | None, out: Path | None, fresh: bool, **chosen: Any
+    size: str | None,
+    batch: tuple[int, ...],
+    plan_file: Path | None,
+    module: str | None,
+    link_name: str | None,
+    out: Path | None,
+    fresh: bool,
+    **chosen: Any,
 ) -> None:
     """Measure step times here; what is not given is as in params.yaml or in the plan.
 
-    Interrupted, it goes on where it stopped.
+    Interrupted, it goes on where it stopped. With --torch a module of your own is measured as it is, layer by layer,
+    and its step on more workers predicted; it needs --input and --batch.
     """
+    if module is not None:
+        others = {"--size": size, "--plan": plan_file, **{f"--{name[:-1]}": chosen[name] for name in _NOT_A_MODULES}}
+        _measure_module(module, batch, out, link_name or "10gbe", others | {"--fresh": fresh}, chosen)
+        return
+    if link_name is not None:
+        raise InputError(f"measure: --link = {link_name!r}: only a module of your own is predicted here; give --torch")
     from steptime import measure as measuring
     from steptime.notebook import stage_parameters
 
@@ -178,9 +198,7 @@ def measure(
     if batch:
         values["batch"] = {name: list(batch) for name in values["networks"]}
     plan = measuring.read_plan(values, "measure")
-    out = root / "data/.scratch/measure" if out is None else out
-    if not out.name or (out.exists() and not out.is_dir()):
-        raise InputError(f"measure: --out = {str(out)!r}: must name a folder, one that is there or a new one")
+    out = _folder_for(out, root / "data/.scratch/measure")
     with _progress("measure") as log:
         campaign = measuring.measure(plan, out, out.with_name(f"{out.name}.partial"), fresh=fresh, report=log)
     statuses = campaign.runs["status"].value_counts().to_dict()
@@ -192,6 +210,60 @@ def measure(
         click.echo(f"{row.case_id}: {row.status.replace('_', ' ')}: {row.reason}")
     if "finished" not in statuses:
         raise InputError(f"{out}: no run finished; the reasons are above and in runs.csv")
+
+
+def _folder_for(out: Path | None, default: Path) -> Path:
+    out = default if out is None else out
+    if not out.name or (out.exists() and not out.is_dir()):
+        raise InputError(f"measure: --out = {str(out)!r}: must name a folder, one that is there or a new one")
+    return out
+
+
+_NOT_A_MODULES = ("frameworks", "networks")
+
+
+def _measure_module(
+    module: str,
+    batch: tuple[int, ...],
+    out: Path | None,
+    link_name: str,
+    others: dict[str, Any],
+    chosen: dict[str, Any],
+) -> None:
+    """`steptime measure --torch`: the module's campaign, its layers and its prediction, on the terminal and in OUT."""
+    from steptime.core.machine import read_link
+    from steptime.measure import measure_module, module_network
+    from steptime.notebook import stage_parameters
+    from steptime.report import own_network
+
+    for option, value in others.items():
+        if value:
+            raise InputError(f"measure: {option}: says nothing of a module of your own; leave it out, or --torch")
+    for option, values in {
+        "--batch": batch,
+        "--dtype": chosen["dtypes"],
+        "--device": chosen["devices"],
+        "--threads": chosen["threads"],
+    }.items():
+        if len(values) > 1 or (option == "--batch" and (not values or values[0] < 1)):
+            raise InputError(f"measure: {option} = {list(values)}: with --torch it is one value, above 0 for a batch")
+    root = _root()
+    link = read_link(root / "data/machines/links", link_name)
+    network = module_network(module, chosen.pop("inputs"), Path.cwd())
+    defaults = stage_parameters(root, "measure", None)
+    kept = ("rounds", "min_rounds", "warmups", "samples", "layer_samples", "phase_samples", "target_half_width",
+            "budget_s", "seed", "threads")  # fmt: skip
+    given = {key: list(value) if isinstance(value, tuple) else value for key, value in chosen.items() if value}
+    values = {key: defaults[key] for key in kept} | {"dtypes": ["float32"], "devices": ["cpu"]} | given
+    values = {key: value for key, value in values.items() if key not in _NOT_A_MODULES}
+    out = _folder_for(out, root / "data/.scratch/module")
+    with _progress("measure") as log:
+        campaign, found = measure_module(network, values | {"batch": batch[0]}, out, report=log)
+    result = own_network.result(campaign, found.network, found.lines(), link)
+    own_network.write(result, out)
+    for line in own_network.lines(result):
+        click.echo(line)
+    click.echo(f"{out}: runs.csv, samples.csv, profile.csv, predictions.csv and the page index.html")
 
 
 def _step_times(campaign: Any) -> Any:
@@ -848,6 +920,67 @@ def _summary(folder: Path) -> str:
 
 
 @cli.command()
+@click.argument("a")
+@click.argument("b")
+@click.option("--out", type=click.Path(path_type=Path), help="File to write: a table (.csv) or a page (.html).")
+def compare(a: str, b: str, out: Path | None) -> None:
+    """Which cases changed from campaign A to campaign B: by how much, corrected for the number of cases.
+
+    A and B are names of campaigns or folders: of two commits, two versions of a framework, two machines. Exits with 3
+    when a case takes longer in B or no longer runs, and with 4 when there is no verdict, which it explains.
+    """
+    from steptime.core.comparing import NotComparable, compare_campaigns, summary_lines
+    from steptime.core.errors import NOT_COMPARABLE
+    from steptime.core.files import write_text
+
+    if out is not None and out.suffix not in (".csv", ".html"):
+        raise InputError(f"compare: --out = {str(out)!r}: its name must end in .csv or .html")
+    try:
+        compared = compare_campaigns(_campaign_at(a, "A"), _campaign_at(b, "B"))
+    except NotComparable as error:
+        sys.exit(_say(f"compare: {error}", NOT_COMPARABLE))
+    first, *others = summary_lines(compared)
+    click.echo(first)
+    shown = {
+        "case": compared.table["case_id"],
+        "A, ms": (1e3 * compared.table["a_s"]).map("{:.4g}".format),
+        "B, ms": (1e3 * compared.table["b_s"]).map("{:.4g}".format),
+        "measured": compared.table["measured"].map("{:.3f}".format),
+        "ratio": compared.table["ratio"].map("{:.3f}".format),
+        "low": compared.table["lo"].map("{:.3f}".format),
+        "high": compared.table["hi"].map("{:.3f}".format),
+        "verdict": compared.table["verdict"].replace("", "–"),
+    }
+    click.echo(compared.table[[]].assign(**shown).to_string(index=False))
+    for line in others:
+        click.echo(line)
+    if out is not None and out.suffix == ".csv":
+        write_text(out, compared.table.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
+    elif out is not None:
+        from steptime.report.alone import write_comparison
+
+        write_comparison(compared, out)
+    if out is not None:
+        click.echo(f"{out}: {len(compared.table)} cases compared (measured)")
+    sys.exit(compared.status)
+
+
+def _campaign_at(given: str, which: str) -> Any:
+    """The campaign of that name, or in that folder."""
+    from steptime.core.campaign import campaign_folders, read_campaign
+
+    folders = {} if (Path(given) / "runs.csv").is_file() else campaign_folders(_root())
+    if given in folders:
+        return read_campaign(folders[given])
+    if not (Path(given) / "runs.csv").is_file():
+        raise InputError(
+            f"compare: {which} = {given!r}: is neither a folder with a runs.csv nor a campaign; known: "
+            f"{', '.join(folders) or 'none'}"
+        )
+    return read_campaign(Path(given).resolve())
+
+
+@cli.command()
 @click.option("--framework", "settings", multiple=True, help="Setting to compare; may be repeated [all].")
 @click.option("--network", "names", multiple=True, help="Network to compare; may be repeated [all].")
 @click.option("--out", type=click.Path(path_type=Path), help="CSV file to write.")
@@ -1039,3 +1172,16 @@ def benchmarks_trace() -> None:
     from steptime.traces.benchmark import trace_speed
 
     sys.exit(0 if trace_speed()["met"] else 1)
+
+
+@benchmarks.command("compare")
+@click.option("--campaign", "name", default="epyc-2core-settings", show_default=True, help="Whose noise is taken.")
+@click.option("--pairs", type=click.IntRange(min=20), default=400, show_default=True, help="Pairs of campaigns.")
+def benchmarks_compare(name: str, pairs: int) -> None:
+    """How often `steptime compare` calls equal campaigns different, and how often it finds a planted 3 %; simulated.
+
+    Exits with 1 when a goal is missed at the number of rounds that the noise asks for.
+    """
+    from steptime.measure.compare_benchmark import compare_rates
+
+    sys.exit(0 if compare_rates(_campaign_at(name, "--campaign"), pairs, click.echo)["met"] else 1)

@@ -264,12 +264,7 @@ class Worker(object):
             raise NotImplementedError("dtype = %r: not in this setting; known: %s" % (dtype, ", ".join(self._dtypes)))
         adapter = self._adapter()
         self._close()
-        shape, classes, vocabulary = network["input_shape"], network["classes"], network["vocabulary"]
-        if vocabulary:
-            pool = Tokens(shape, vocabulary, classes, batch, seed)
-        else:
-            pool = Images(shape, classes, batch, seed, adapter.CHANNELS_LAST)
-        self._source = source_of(pool, input, self._scratch)
+        self._source = source_of(pool_of(adapter, network, batch, seed), input, self._scratch)
         weights = initial_weights(network, seed)
         start = time.perf_counter()
         self._trainer = adapter.build(
@@ -280,6 +275,13 @@ class Worker(object):
             "parameters": self._trainer.parameter_count(),
             "shapes": self._trainer.shapes(self._source.first()[0]),
         }
+
+    def describe(self):
+        """The network as the adapter found it, where it is not told what it is."""
+        trainer = self._ready()
+        if not hasattr(trainer, "describe"):
+            raise NotImplementedError("this setting is told what the network is")
+        return trainer.describe(self._source.first()[0])
 
     def steps(self, count):
         check_count(count)
@@ -415,6 +417,16 @@ class Worker(object):
         if self._trainer is None:
             raise ValueError("no network is built; send build first")
         return self._trainer
+
+
+def pool_of(adapter, network, batch, seed):
+    """What the network is fed: the adapter's own pool, where it has one."""
+    if hasattr(adapter, "pool"):
+        return adapter.pool(network, batch, seed)
+    shape, classes, vocabulary = network["input_shape"], network["classes"], network["vocabulary"]
+    if vocabulary:
+        return Tokens(shape, vocabulary, classes, batch, seed)
+    return Images(shape, classes, batch, seed, adapter.CHANNELS_LAST)
 
 
 def source_of(pool, input, scratch):

@@ -5,6 +5,7 @@ from steptime.measure.fingerprint import fingerprints, write_fingerprints
 from steptime.measure.peak_rates import check_peaks, peaks
 from steptime.measure.plan import Case, Plan, read_plan, read_plan_file
 from steptime.measure.rounds import measure
+from steptime.measure.torch_module import measure_module, module_network
 
 __all__ = [
     "Case",
@@ -14,6 +15,8 @@ __all__ = [
     "check_peaks",
     "fingerprints",
     "measure",
+    "measure_module",
+    "module_network",
     "peaks",
     "read_plan",
     "read_plan_file",

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -106,8 +107,12 @@ def disturbed(samples: Sequence[Mapping[str, Any]], *, own_delays: bool = False)
     return [sum(sample.get(name) or 0.0 for name in covariates) >= limit for sample in samples]
 
 
-def measure_runs(visits: Sequence[Visit], plan: Plan, networks: Mapping[str, Network]) -> Iterator[tuple[Visit, Run]]:
+def measure_runs(
+    visits: Sequence[Visit], plan: Plan, networks: Mapping[str, Network], adapter: Path | None = None
+) -> Iterator[tuple[Visit, Run]]:
     """Each visit with its run; every run in a fresh child, only one of which runs while timed.
+
+    `adapter`: a file to run in place of the settings' own.
 
     In the order given, but for a run that ran out of memory beside another: it is made again, alone, since the other
     may have had what it lacked.
@@ -116,20 +121,22 @@ def measure_runs(visits: Sequence[Visit], plan: Plan, networks: Mapping[str, Net
     for first in range(0, len(visits), together):
         group = visits[first : first + together]
         again = []
-        for visit, run in _measure_group(group, plan, networks):
+        for visit, run in _measure_group(group, plan, networks, adapter):
             if run.row["status"] == "out_of_memory" and len(group) > 1:
                 again.append(visit)
             else:
                 yield visit, run
         for visit in again:
-            yield from _measure_group([visit], plan, networks)
+            yield from _measure_group([visit], plan, networks, adapter)
 
 
-def _measure_group(group: Sequence[Visit], plan: Plan, networks: Mapping[str, Network]) -> Iterator[tuple[Visit, Run]]:
+def _measure_group(
+    group: Sequence[Visit], plan: Plan, networks: Mapping[str, Network], adapter: Path | None
+) -> Iterator[tuple[Visit, Run]]:
     """The visits' children made ready at the same time, then timed one after the other."""
     started = time.perf_counter()
     with ExitStack() as stack:
-        children = [stack.enter_context(_child(visit.case, plan)) for visit in group]
+        children = [stack.enter_context(_child(visit.case, plan, adapter)) for visit in group]
         with ThreadPoolExecutor(len(group)) as pool:
             described = [networks[visit.case.network] for visit in group]
             ready = list(pool.map(_made_ready, children, group, [plan] * len(group), described))
@@ -139,9 +146,11 @@ def _measure_group(group: Sequence[Visit], plan: Plan, networks: Mapping[str, Ne
             child.close()
 
 
-def _child(case: Case, plan: Plan) -> frameworks.Child:
+def _child(case: Case, plan: Plan, adapter: Path | None) -> frameworks.Child:
     limit = None if plan.memory_limit_gib is None else int(plan.memory_limit_gib * 2**30)
-    return frameworks.Child(case.framework, device=case.device, threads=case.threads, memory_limit_bytes=limit)
+    return frameworks.Child(
+        case.framework, device=case.device, threads=case.threads, memory_limit_bytes=limit, adapter=adapter
+    )
 
 
 def _made_ready(child: frameworks.Child, visit: Visit, plan: Plan, network: Network) -> _Ready | frameworks.ChildError:

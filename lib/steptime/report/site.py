@@ -219,6 +219,12 @@ def _local(content: _Content) -> dict[str, Any]:
     }
 
 
+def alone(title: str, lede: str, sections: Sequence[tuple[str, str]]) -> str:
+    """A page of its own, that no other links to; `sections` are headings with their HTML."""
+    shared = {"theme": THEME, "style": Markup(read_text(TEMPLATES / "style.css"))}
+    return _environment().get_template("alone.html").render(title=title, lede=lede, sections=sections, **shared)
+
+
 def _navigation(content: _Content) -> list[_Entry]:
     """Every page in reading order: the answers, then by question, then what they rest on."""
     of_question = {number: question.title for question in QUESTIONS for number in question.numbers}

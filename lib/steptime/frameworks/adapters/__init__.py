@@ -7,6 +7,8 @@ CHANNELS_LAST
 INFERENCE_ONLY
     True where the framework can only run a network forward: the trainer then has no `step` and no `gradients`, and
     `phases` answers {h2d, forward} at most. May be left out: False.
+pool(network, batch, seed) -> object with read() and first() -> (images, labels), settle(), close()
+    where the inputs are the adapter's own business; may be left out: images or tokens, as the description says.
 versions() -> {"framework": version, "blas": name of what multiplies matrices}
 build(network, weights, batch, threads, learning_rate, seed, device, dtype, mode) -> trainer
     `network` is the description's JSON object, `weights` maps a parameter's name to its float32 array in the
@@ -36,6 +38,8 @@ flops(images, labels) -> {forward, backward}
     of matrix products (convolutions, dense layers, an LSTM's and attention's), one sample, counted by the framework's
     own counter; None where it has none.
 shapes(images) -> {layer: shape of its output in the description's layout, without the batch}
+describe(images) -> {"layers": [{name, kind, out_shape, parameters: [{name, shape}]}], "unused", "tied", "frozen"}
+    only where the network is found and not told: torch_module.py, which then needs no `gradients` and no `flops`.
 parameter_count() -> int, of the tensors it trains
 device_peak_bytes() -> int, or None where the process' own memory is what counts
 """
