@@ -1,4 +1,4 @@
-// Text whose contrast with what is behind it is under 4.5 (WCAG AA); figures' marks are tested with their colours.
+// Text whose contrast with what is behind it is under 4.5 (WCAG AA), but for tooltips (an SVG title is not drawn); figures' marks are tested with their colours.
 const paint = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
 const rgb = (colour) => { paint.fillStyle = colour; paint.fillRect(0, 0, 1, 1); return [...paint.getImageData(0, 0, 1, 1).data]; };
 const light = (c) => { c /= 255; return c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4; };
@@ -14,7 +14,7 @@ const found = new Set();
 const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
 while (walker.nextNode()) {
   const element = walker.currentNode.parentElement;
-  if (!walker.currentNode.data.trim() || ["SCRIPT", "STYLE", "OPTION"].includes(element.tagName.toUpperCase())) continue;
+  if (!walker.currentNode.data.trim() || ["SCRIPT", "STYLE", "OPTION", "TITLE"].includes(element.tagName.toUpperCase())) continue;
   const style = getComputedStyle(element);
   const ink = element.closest("svg") ? style.fill : style.color;
   const [high, low] = [luminance(rgb(ink)), luminance(behind(element))].sort((a, b) => b - a);

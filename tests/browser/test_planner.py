@@ -15,6 +15,8 @@ from bs4 import BeautifulSoup
 from chromium import look
 from planted_planner import plant_fit
 from planted_report import plant
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.ui import WebDriverWait
 
 from steptime.core.machine import Link
 from steptime.core.step import AGGREGATIONS, LayerProfile, Schedule
@@ -285,7 +287,7 @@ def test_an_address_reproduces_the_plan(browser: object, page: str, setting: int
         ("link=carrier-pigeon", "link = carrier-pigeon: is not one of those below"),
         ("speed=<b>1</b>", "speed = <b>1</b>: must be a number"),
         ("colour=red", "colour: is not part of a plan"),
-        ("profile=own&layers=a,1;b", "layers, line 2: “b”: write name, parameters, forward FLOPs"),
+        ("profile=own&layers=a,1,5;b", "layers, line 2: “b”: write name, parameters, forward FLOPs"),
     ],
 )
 def test_a_wrong_address_is_told_in_one_line(browser: object, page: str, address: str, fault: str) -> None:
@@ -298,7 +300,7 @@ def test_a_wrong_number_is_told_and_nothing_moves(browser: object, page: str) ->
     _open(browser, page)
     before = _text(browser, "headline")
     field = browser.find_element("id", "workers")
-    field.clear()
+    field.send_keys(Keys.CONTROL, "a", Keys.NULL, Keys.BACKSPACE)
     assert "workers = nothing" in _text(browser, "fault")
     assert field.get_attribute("aria-invalid") == "true"
     assert _text(browser, "headline") == before
@@ -318,7 +320,7 @@ def test_the_copied_python_prints_the_pages_number(browser: object, root: Path, 
 def test_the_button_copies(browser: object, page: str) -> None:
     _open(browser, page)
     browser.find_element("css selector", "[data-copy=command]").click()
-    assert "Command copied" in _text(browser, "copied")
+    WebDriverWait(browser, 10).until(lambda browser: "Command copied" in _text(browser, "copied"))
 
 
 @pytest.mark.skipif(not REAL.is_file(), reason="data/reports is not built here; `make study` builds it")

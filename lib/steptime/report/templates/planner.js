@@ -34,7 +34,7 @@
   function withLink(values) {
     const link = links.get(values.link);
     if (!link) return values;
-    const digits = (value) => Number(value.toPrecision(6));
+    const digits = (value) => Number(value.toPrecision(4));
     return {...values, alpha_us: digits(1e6 * link.alpha_s), gbit_per_s: digits(8e-9 / link.beta_s_per_byte)};
   }
 
