@@ -717,6 +717,7 @@ def workers() -> None:
 @workers.command("run")
 @click.option("--network", required=True, help="Network to train.")
 @click.option("--workers", "counts", type=int, multiple=True, help="Number of workers; may be repeated [1, 2].")
+@click.option("--engine", help="Engine of the schedules that name none [torch_gloo].")
 @click.option("--schedule", "schedules", multiple=True, help="NAME or NAME=VALUE, as below; may be repeated.")
 @click.option(
     "--rate", "rates", multiple=True, help="Rate of the links, e.g. 1gbit, or loopback; may be repeated [loopback]."
@@ -734,6 +735,7 @@ def workers() -> None:
 def workers_run(
     network: str,
     counts: tuple[int, ...],
+    engine: str | None,
     schedules: tuple[str, ...],
     rates: tuple[str, ...],
     emulate: str | None,
@@ -743,24 +745,37 @@ def workers_run(
     fresh: bool,
     **chosen: int | None,
 ) -> None:
-    """Measure synchronous training of NETWORK by many workers, with torch.distributed over gloo.
+    """Measure synchronous training of NETWORK by many workers, with torch.distributed over gloo or the framework's own
+    engine.
 
     \b
     Schedules: end_of_backward, layers_after_backward, wait_free, buckets=BYTES,
     lazy=BYTES, merged=FILE (JSON, {"groups": [[layer, ...], ...]}, the last layer
     first), ps_central, ps_sharded, sufficient_factors, sparse=SHARE,
     hierarchical=RANKS (of a node), local_sgd=STEPS.
+    Other engines and theirs, also written ENGINE/SCHEDULE:
+    tensorflow_multiworker  pack=BYTES (joined into a message; 0: all)
+    mxnet_kvstore           dist_sync=SERVERS, dist_device_sync=SERVERS
+    cntk_mpi                bits=32, bits=1
+    chainermn_mpi           naive
+    caffe_mpi               end_of_backward, wait_free
 
     Links of a given rate need root. With --emulate the workers wait as long as the layers of the profile took, while
     gradients of their sizes really travel. Interrupted, it goes on where it stopped.
     """
     from steptime.cluster.campaigns import WorkersPlan, measure_workers
+    from steptime.cluster.engines import by_engine
     from steptime.cluster.links import rate_of
     from steptime.core.files import validated
 
     root = _root()
     profile = None if emulate is None else _profile(emulate, name, network, size, chosen["batch"])
-    given = {"workers": counts, "schedules": schedules, **chosen, "emulate": profile and profile.source}
+    given = {
+        "workers": counts,
+        "schedules": by_engine(engine, schedules),
+        **chosen,
+        "emulate": profile and profile.source,
+    }
     given["rates"] = [None if rate == "loopback" else rate_of(rate) for rate in rates]
     if profile is not None:
         given["batch"] = profile.batch

@@ -24,12 +24,13 @@ FRAMEWORKS = (
     *("torch", "tensorflow", "jax", "keras"),
     *("caffe", "cntk", "mxnet", "chainer", "theano", "onnx", "onnxruntime", "h2o"),
 )
+PROGRAMS = ("boot", "exchanges", "gloo", "ranks", "replay", "training")
 OTHERS = {
     "core": {"numpy", "pandas", "pandera", "pydantic", "yaml", "scipy"},
     "networks": {"numpy", "pydantic"},
     "frameworks": {"numpy", "pynvml", "PIL", "jpegs", "worker"},
     "measure": {"numpy", "pandas", "pandera", "pydantic", "scipy"},
-    "cluster": {"numpy", "pandas", "pandera", "pydantic", "exchanges", "gloo", "training"},
+    "cluster": {"numpy", "pandas", "pandera", "pydantic", "mpi4py", "chainermn", *PROGRAMS},
     "model": {"numpy", "pandas", "pandera", "pydantic", "scipy"},
     "traces": {"numpy", "pandas", "orjson"},
 }
@@ -57,7 +58,7 @@ def test_a_package_imports_only_what_the_table_allows(graph: grimp.ImportGraph, 
     external = {name for name in imported if not name.startswith("steptime")} - set(sys.stdlib_module_names)
     if package in OTHERS:
         # The ranks' programs are run by their paths, each in a process of its own.
-        adapters = {"frameworks": set(FRAMEWORKS), "cluster": {"torch"}}.get(package, set())
+        adapters = {"frameworks": set(FRAMEWORKS), "cluster": set(FRAMEWORKS)}.get(package, set())
         assert external <= OTHERS[package] | adapters
 
 

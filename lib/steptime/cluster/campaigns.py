@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 from pydantic import field_validator as checks
 
 from steptime import networks
-from steptime.cluster import torch_gloo
+from steptime.cluster import engines, torch_gloo
 from steptime.cluster.collectives import rate_name
 from steptime.cluster.launcher import Place, RunFailed
 from steptime.cluster.links import Links, check_able, links
@@ -43,8 +43,9 @@ HERE = Path(__file__).parent
 
 class WorkersPlan(BaseModel):
     """All schedules on all numbers of workers over all links; `rates` in bits a second, None for the loopback
-    interface. `emulate` names the layer profile that is replayed, or is None where the network really computes. `batch`
-    is of one worker. Each run is `warmups`, then `steps` timed steps.
+    interface. A schedule is torch_gloo's, or of another engine as ENGINE/SCHEDULE. `emulate` names the layer profile
+    that is replayed, or is None where the network really computes. `batch` is of one worker. Each run is `warmups`,
+    then `steps` timed steps.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -73,8 +74,9 @@ class WorkersPlan(BaseModel):
 
 @dataclass(frozen=True)
 class Cell:
-    """One schedule on one number of workers over one link."""
+    """One schedule of an engine on one number of workers over one link."""
 
+    engine: str
     sync: Synchronisation
     rate_bits_per_s: float | None
     case_id: str
@@ -104,7 +106,8 @@ def measure_workers(
 
     Finished runs are kept one by one in OUT.partial and not made again after an interruption, as long as plan, code and
     machine are the same. A cell whose ranks die is a row with its reason, and the others go on. Raises InputError for
-    what cannot work, before anything is started: an unknown network or schedule, links without root, another measuring.
+    what cannot work, before anything is started: an unknown network or schedule, an engine that is not installed, links
+    without root, another measuring.
     """
     if (plan.emulate is None) != (profile is None):
         raise InputError("workers: emulate: names a profile if and only if one is given")
@@ -112,6 +115,8 @@ def measure_workers(
         raise InputError(f"{out}: is a file; give a folder, a new one or one that is there")
     if any(rate is not None for rate in plan.rates):
         check_able()
+    for engine in {engines.named(schedule)[0] for schedule in plan.schedules}:
+        engines.check_installed(engine)
     with measuring_lock():
         return _Campaign(plan, profile, report).measured(out, fresh=fresh)
 
@@ -119,16 +124,18 @@ def measure_workers(
 def cells_of(plan: WorkersPlan, layers: Sequence[Learnable]) -> list[Cell]:
     """The plan's cells. Raises InputError for a schedule that is unknown or does not fit the network or the workers.
 
-    A single worker has nothing to send: it is one cell, whatever the schedules and the links.
+    A single worker has nothing to send: it is one cell of each engine, whatever the schedules and the links.
     """
     cells = []
+    alone = tuple(dict.fromkeys(engines.alone(schedule) for schedule in plan.schedules))
     compute = "computed" if plan.emulate is None else "emulated"
     for workers in plan.workers:
-        for schedule in plan.schedules if workers > 1 else ("end_of_backward",):
-            sync = synchronisation(schedule, layers, workers, plan.batch)
+        for schedule in plan.schedules if workers > 1 else alone:
+            engine, own = engines.named(schedule)
+            sync = engines.synchronisation(engine, own, layers, workers, plan.batch)
             for rate in plan.rates if workers > 1 else (None,):
-                parts = (torch_gloo.NAME, plan.network, plan.size, f"b{plan.batch}", f"w{workers}", sync.label)
-                cells.append(Cell(sync, rate, "-".join((*parts, rate_name(rate), compute))))
+                parts = (engine, plan.network, plan.size, f"b{plan.batch}", f"w{workers}", sync.label)
+                cells.append(Cell(engine, sync, rate, "-".join((*parts, rate_name(rate), compute))))
     return cells
 
 
@@ -145,7 +152,9 @@ class _Campaign:
             self.layers = learnable_in(profile, self.network)
         self.cells = cells_of(plan, self.layers)
         found = fingerprints()
-        self.fingerprint = short_hash([found["machine"], found["torch"]])
+        self.fingerprints = {
+            cell.engine: short_hash([found["machine"], found[engines.setting_of(cell.engine)]]) for cell in self.cells
+        }
         self.runs: dict[str, _Kept] = {}
 
     def measured(self, out: Path, *, fresh: bool) -> Campaign:
@@ -196,7 +205,7 @@ class _Campaign:
         job = torch_gloo.Job(network, self.profile, plan.batch, plan.warmups, plan.steps, plan.seed, plan.threads)
         started = time.perf_counter()
         try:
-            (answers,) = torch_gloo.train([(job, cell.sync)], self.layers, places, timeout_s=plan.timeout_s)
+            answers = engines.train(cell.engine, job, cell.sync, self.layers, places, timeout_s=plan.timeout_s)
         except RunFailed as error:
             ended = {"status": "failed", "reason": without_paths(str(error))}
             return _Kept(Run(row | ended | {"duration_s": time.perf_counter() - started}))
@@ -211,10 +220,15 @@ class _Campaign:
         plan = self.plan
         return {
             **{"run_id": cell.run_id(number), "case_id": cell.case_id, "schema_version": SCHEMA_VERSION},
-            **{"framework": "torch", "network": plan.network, "size": plan.size, "batch": plan.batch},
+            **{"framework": engines.setting_of(cell.engine), "network": plan.network},
+            **{"size": plan.size, "batch": plan.batch},
             **{"dtype": "float32", "device": "cpu", "threads": plan.threads, "workers": cell.sync.workers},
             **{"input": "sequential", "round": number, "position": position, "seed": plan.seed},
-            **{"warmups": plan.warmups, "fingerprint": self.fingerprint, "command": "steptime workers run"},
+            **{
+                "warmups": plan.warmups,
+                "fingerprint": self.fingerprints[cell.engine],
+                "command": "steptime workers run",
+            },
             **{"timer": "monotonic", "started_utc": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")},
             **{"load_1min": os.getloadavg()[0], **machine_facts(), **code_facts()},
         }
@@ -225,7 +239,7 @@ class _Campaign:
         if made is not None:
             link = {**asdict(made.link), "unshaped_beta_s_per_byte": made.unshaped.beta_s_per_byte}
         return {
-            "engine": torch_gloo.NAME,
+            "engine": cell.engine,
             "schedule": cell.sync.label,
             "compute": COMPUTED if self.profile is None else EMULATED,
             "profile": None if self.profile is None else without_paths(self.profile.source),
@@ -246,7 +260,7 @@ class _Campaign:
         rows = []
         for worker, answer in enumerate(workers):
             step = answer["steps"][-1]
-            tasks: list[tuple[str, str, str | None, float, float]] = [
+            tasks: list[tuple[str, str, str | None, float | None, float | None]] = [
                 ("forward", "device", None, step["start_s"], step["forward_s"]),
                 ("backward", "device", None, step["forward_s"], step["backward_s"]),
                 ("update", "device", None, step["averaged_s"], step["updated_s"]),
@@ -261,6 +275,7 @@ class _Campaign:
                     **{"start_s": max(0.0, start_s - zero_s), "end_s": max(0.0, end_s - zero_s)},
                 }
                 for task, resource, layer, start_s, end_s in tasks
+                if start_s is not None and end_s is not None
             ]
         return rows
 
@@ -270,7 +285,7 @@ class _Campaign:
         files = sorted(HERE.rglob("*.py"))
         own = [file.read_text() for file in files]
         profile = None if self.profile is None else profile_table(self.profile).to_csv()
-        return short_hash([deciding, own, code_facts()["code_hash"], self.fingerprint, profile])
+        return short_hash([deciding, own, code_facts()["code_hash"], self.fingerprints, profile])
 
     def _write(self, out: Path) -> None:
         kept = [self.runs[run_id] for run_id in sorted(self.runs)]
@@ -359,10 +374,11 @@ def _facts(workers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _phases(workers: Sequence[Mapping[str, Any]], warmups: int) -> dict[str, float]:
-    """Where a timed step's time went: medians over steps of means over workers."""
+def _phases(workers: Sequence[Mapping[str, Any]], warmups: int) -> dict[str, float | None]:
+    """Where a timed step's time went: medians over steps of means over workers; None where an engine shows none."""
     steps = pd.DataFrame(
-        [{**step, "number": number} for answer in workers for number, step in enumerate(answer["steps"])]
+        [{**step, "number": number} for answer in workers for number, step in enumerate(answer["steps"])],
+        dtype=float,
     )
     steps = steps[steps["number"] >= warmups]
     parts = {
@@ -371,7 +387,8 @@ def _phases(workers: Sequence[Mapping[str, Any]], warmups: int) -> dict[str, flo
         "exposed_s": (steps["averaged_s"] - steps["backward_s"]) + (steps["end_s"] - steps["updated_s"]),
         "update_s": steps["updated_s"] - steps["averaged_s"],
     }
-    return {name: max(0.0, float(part.groupby(steps["number"]).mean().median())) for name, part in parts.items()}
+    medians = {name: float(part.groupby(steps["number"]).mean().median()) for name, part in parts.items()}
+    return {name: None if np.isnan(median) else max(0.0, median) for name, median in medians.items()}
 
 
 def _line(kept: _Kept) -> str:

@@ -44,11 +44,12 @@ WORKERS = pa.DataFrameSchema(
         # of the worker's node that sent most, a step: counted at its interface with headers; by the closed form without
         "sent_bytes": _MAYBE,
         "expected_bytes": _SECONDS,
-        # medians over the timed steps of means over workers; exposed: from the last gradient to the last average
-        "forward_s": _SECONDS,
-        "backward_s": _SECONDS,
-        "exposed_s": _SECONDS,
-        "update_s": _SECONDS,
+        # medians over the timed steps of means over workers; exposed: from the last gradient to the last average; empty
+        # where an engine runs a step whole
+        "forward_s": _MAYBE,
+        "backward_s": _MAYBE,
+        "exposed_s": _MAYBE,
+        "update_s": _MAYBE,
     },
     strict=True,
     ordered=True,

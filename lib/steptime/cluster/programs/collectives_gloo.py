@@ -10,6 +10,7 @@ import json
 import time
 
 import gloo
+import ranks
 import torch
 import torch.distributed as dist
 
@@ -46,7 +47,7 @@ def timed(call, job):
 
 
 def main():
-    job = gloo.told()
+    job = ranks.told()
     torch.set_num_threads(1)
     gloo.join()
     workers = dist.get_world_size()
@@ -55,4 +56,4 @@ def main():
 
 
 if __name__ == "__main__":
-    gloo.run(main)
+    ranks.run(main)

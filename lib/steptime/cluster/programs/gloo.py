@@ -1,26 +1,15 @@
-"""What all programs of torch.distributed with gloo begin and end with. Standard library and torch only.
+"""How the programs of torch.distributed with gloo meet. Standard library and torch only.
 
 They are started like a program of torchrun: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT; STEPTIME_LISTENING, if set, is
 the open socket at that port, which rank 0 serves. What to do is JSON in the file named as the argument, or on stdin.
 """
 
-import json
 import os
-import sys
-import traceback
 from datetime import timedelta
 
 import torch.distributed as dist
 
 TIMEOUT = timedelta(seconds=300)
-
-
-def told():
-    """What this rank has to do."""
-    if len(sys.argv) > 1:
-        with open(sys.argv[1]) as file:
-            return json.load(file)
-    return json.load(sys.stdin)
 
 
 def join():
@@ -35,17 +24,3 @@ def join():
         store = dist.TCPStore(address, port, world, rank == 0, TIMEOUT, master_listen_fd=own)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=TIMEOUT)
     return rank
-
-
-def run(main):
-    """Run the program and end at once, without waiting for any thread: the launcher learns of a failure immediately,
-    and tearing down has nothing to save where peers that are gone make it complain."""
-    status = 1
-    try:
-        main()
-        status = 0
-    except BaseException:
-        traceback.print_exc()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)

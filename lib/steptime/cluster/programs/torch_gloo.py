@@ -12,7 +12,6 @@ save                                            or null: a folder for gradients 
 The answer is a JSON list on stdout, times in seconds of a clock that the ranks of a machine share.
 """
 
-import importlib.util
 import json
 import os
 import platform
@@ -23,29 +22,12 @@ import time
 import exchanges
 import gloo
 import numpy as np
+import ranks
 import torch
 import torch.distributed as dist
 import training
 
 SAVED_STEPS = 3
-
-
-def loaded(name, path):
-    """The module in a file, which is in no package here."""
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def sent_bytes(interface):
-    """Bytes that the interface has sent, headers included; the list is of this process' own namespace."""
-    with open("/proc/self/net/dev") as file:
-        for line in file:
-            name, _, counters = line.partition(":")
-            if name.strip() == interface:
-                return int(counters.split()[8])
-    raise ValueError("interface %r: is not there" % interface)
 
 
 def counted(interface, team):
@@ -54,7 +36,7 @@ def counted(interface, team):
     if interface is None:
         return None
     time.sleep(0.05)
-    count = sent_bytes(interface)
+    count = ranks.sent_bytes(interface)
     time.sleep(0.05)
     dist.barrier(group=team)
     return count
@@ -92,7 +74,7 @@ def work(job, rank, worker, team):
     """Train; the answer of a worker."""
     start_s = time.monotonic()
     if job["profile"] is None:
-        made = training.Computed(loaded("adapter", job["adapter"]), worker, job, rank)
+        made = training.Computed(ranks.loaded("adapter", job["adapter"]), worker, job, rank)
     else:
         made = training.Emulated(job["profile"], job["batch"])
     exchange = exchanges.EXCHANGES[job["synchronisation"]["exchange"]](made, job, job["workers"])
@@ -128,11 +110,11 @@ def serve(job):
 
 
 def main():
-    jobs = gloo.told()
+    jobs = ranks.told()
     torch.set_num_threads(jobs[0]["threads"])
     torch.set_num_interop_threads(1)
     sys.setswitchinterval(1e-4)  # the thread that communicates must not wait 5 ms for the one that computes
-    worker = loaded("worker", jobs[0]["worker"])
+    worker = ranks.loaded("worker", jobs[0]["worker"])
     rank, workers = gloo.join(), jobs[0]["workers"]
     team = dist.new_group(list(range(workers)))
     answers = []
@@ -146,4 +128,4 @@ def main():
 
 
 if __name__ == "__main__":
-    gloo.run(main)
+    ranks.run(main)

@@ -1,33 +1,15 @@
-"""Where a rank's gradients come from: a network that really computes, or a layer profile replayed by waiting.
+"""Where a rank's gradients come from: a network that really computes, or a layer profile replayed (replay.py).
 
 Both have `layers`, the learnable ones in forward order, each with the tensors that are its gradient after a step's
 backward pass; `step(ready)`, which calls `ready(l)` as soon as layer l's gradient exists and returns time stamps; and
 `update()`. Seconds of time.monotonic, which all ranks of a machine share.
 """
 
-import ctypes
 import time
 
+import replay
 import torch
 from torch import nn
-
-PR_SET_TIMERSLACK = 29
-SPIN_S = 100e-6
-"""The last of a wait is spun: sleeping ends late by some tens of microseconds."""
-
-
-def precise_sleep():
-    """Have the kernel wake this process when it is due, not up to 50 microseconds later."""
-    ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
-
-
-def wait_until(deadline_s):
-    """Sleep, then spin shortly: the core is free for the ranks that communicate."""
-    left = deadline_s - time.monotonic() - SPIN_S
-    if left > 0:
-        time.sleep(left)
-    while time.monotonic() < deadline_s:
-        pass
 
 
 class Layer(object):
@@ -159,30 +141,13 @@ class Computed(object):
         return {name: tensor.grad.numpy() for name, tensor in self._trainer._weights.items()}
 
 
-class Emulated(object):
-    """A layer profile in place of a network: passes that wait, gradients of the right size.
-
-    Like a device that is given a step's work at once, it does not fall behind by what holds up the host: each layer's
-    moment is counted from the step's start.
-    """
+class Emulated(replay.Replay):
+    """A layer profile in place of a network: passes that wait, gradients of the right size."""
 
     def __init__(self, profile, batch):
-        precise_sleep()
+        super().__init__(profile)
         self.losses = []
-        self.layers = []
-        self._profile = profile
-        self._ends_s = []
-        """(seconds from the end of forward to the end of the layer's backward, its number among the learnable)."""
-        numbers = {}
-        for layer in profile["layers"]:
-            if layer["parameter_bytes"]:
-                numbers[layer["layer"]] = len(self.layers)
-                self.layers.append(self._layer(layer, batch))
-        passed_s = 0.0
-        for layer in reversed(profile["layers"]):
-            passed_s += layer["backward_s"]
-            self._ends_s.append((passed_s, numbers.get(layer["layer"])))
-        self._forward_s = sum(layer["forward_s"] for layer in profile["layers"])
+        self.layers = [self._layer(layer, batch) for layer in profile["layers"] if layer["parameter_bytes"]]
 
     @staticmethod
     def _layer(described, batch):
@@ -211,8 +176,8 @@ class Emulated(object):
 
             @staticmethod
             def backward(context, gradient):
-                passed_s, learnable = profile._ends_s[context.number]
-                wait_until(profile._stamps.forward_s + passed_s)
+                passed_s, learnable = profile.ends_s[context.number]
+                replay.wait_until(profile._stamps.forward_s + passed_s)
                 profile._stamps.backward_s = time.monotonic()
                 given = [] if learnable is None else [torch.ones_like(profile.layers[learnable].tensors[0])]
                 return (gradient, None, *given)
@@ -223,8 +188,8 @@ class Emulated(object):
                 self.weights = nn.ParameterList(layer.tensors[0] for layer in profile.layers)
 
             def forward(self, x):
-                for number in reversed(range(len(profile._ends_s))):
-                    learnable = profile._ends_s[number][1]
+                for number in reversed(range(len(profile.ends_s))):
+                    learnable = profile.ends_s[number][1]
                     x = Waiting.apply(x, number, *([] if learnable is None else [self.weights[learnable]]))
                 return x.sum()
 
@@ -232,23 +197,16 @@ class Emulated(object):
 
     def step(self, ready, module=None):
         self._stamps = stamps = Stamps()
-        loss = module(torch.zeros(1, requires_grad=True)) if module else None
-        wait_until(stamps.start_s + self._profile["input_s"] + self._forward_s)
-        stamps.forward_s = stamps.start_s + self._profile["input_s"] + self._forward_s
-        if module:
-            for layer in self.layers:
-                layer.tensors[0].grad = None
-            loss.backward()
+        if module is None:
+            vars(stamps).update(super().step(ready))
             return stamps
-        for passed_s, number in self._ends_s:
-            wait_until(stamps.forward_s + passed_s)
-            stamps.backward_s = time.monotonic()
-            if number is not None:
-                ready(number)
+        loss = module(torch.zeros(1, requires_grad=True))
+        stamps.forward_s = stamps.start_s + self.before_s
+        replay.wait_until(stamps.forward_s)
+        for layer in self.layers:
+            layer.tensors[0].grad = None
+        loss.backward()
         return stamps
-
-    def update(self):
-        wait_until(time.monotonic() + self._profile["update_s"])
 
     def weights(self):
         return {layer.name: layer.tensors[0] for layer in self.layers}
