@@ -79,7 +79,8 @@ def read_recorded(fitted: Path) -> list[Recorded]:
             batch=int(case["batch"]),
             phases_s=phases_of[key].to_dict(),
         )
-        step_s = tuple(map(float, whole.loc[key])) if key in whole.index else None
+        median_lo_hi = whole.loc[key].tolist() if key in whole.index else None
+        step_s = None if median_lo_hi is None else (median_lo_hi[0], median_lo_hi[1], median_lo_hi[2])
         found.append(
             Recorded(*key, setting, case["dtype"], int(case["threads"]), profile, step_s, _batches(steps, case))
         )
