@@ -352,14 +352,14 @@ write_json(
 # and, where there is a layer profile, the largest speed-up (modelled, merged gradients).
 
 # %%
-fastest, metrics = [], {}
+fastest, metrics = [], {"speed_up_of_workers": workers}
 for campaign in [*committed, *(["local"] if "local" in named(steps) else [])]:
     ahead = part_of(steps, campaign).groupby("network")["median_s"].min()
     of = part_of(asked, campaign)
     gain = of[of["schedule"] == "merged"].groupby("network")["speed_up"].max()
     metrics[campaign] = {
         "fastest_step_ms": {network: round(1e3 * seconds, 4) for network, seconds in ahead.items()},
-        f"speed_up_of_{workers}": {network: round(value, 3) for network, value in gain.items()},
+        "speed_up": {network: round(value, 3) for network, value in gain.items()},
     }
     fastest += [{"case": f"{network}, {campaign}", "step_ms": 1e3 * seconds} for network, seconds in ahead.items()]
 write_json(folder / "derived/metrics.json", metrics)

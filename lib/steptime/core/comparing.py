@@ -13,6 +13,7 @@ Nothing of one campaign is pooled with anything of the other: the unit of replic
 campaign. Runs of one case that come from two machines or two versions are refused.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -39,6 +40,7 @@ SOUGHT = 1.03
 POWER = 0.9
 MOST_ROUNDS = 100_000
 MOST_NAMED = 3
+_REVISION = re.compile(r"[0-9a-f]{40}")
 
 
 class NotComparable(Exception):
@@ -349,7 +351,9 @@ def _told(a: pd.DataFrame, b: pd.DataFrame, names: Sequence[str]) -> list[str]:
 
 
 def _text(value: Any) -> str:
-    return "nothing" if pd.isna(value) else str(value)
+    """A cell in few words: a Git revision as Git shortens it."""
+    text = "nothing" if pd.isna(value) else str(value)
+    return text[:12] if _REVISION.fullmatch(text) else text
 
 
 def _lost(a: Campaign, b: Campaign) -> tuple[tuple[str, str], ...]:

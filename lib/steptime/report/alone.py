@@ -53,7 +53,7 @@ def changes_figure(table: pd.DataFrame, title: str) -> Figure:
         shade = row.framework if row.verdict else "muted"
         _interval(axes, (row.lo, row.hi), y, shade, limits)
         axes.plot([row.ratio], [y], "o", color=colour(shade), markersize=5)
-        axes.text(1.02, y, f"{row.ratio:.3f}", transform=axes.get_yaxis_transform(), va="center", fontsize=8)
+        axes.text(1.05, y, f"{row.ratio:.3f}", transform=axes.get_yaxis_transform(), va="center", fontsize=8)
     axes.set_xlim(limits)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.xaxis.grid(True)
