@@ -104,8 +104,10 @@ def _tensorflow(asked: _Asked) -> Synchronisation:
 
 
 def _mxnet(asked: _Asked) -> Synchronisation:
-    """A worker pushes all gradients and pulls all sums. With one worker, too: the servers are elsewhere."""
+    """A worker pushes all gradients and pulls all sums; alone it has a store of its own and no server."""
     servers = asked.whole_number(1, 1, MOST_SERVERS)
+    if asked.workers == 1:
+        return asked.made(0.0, store="local")
     return asked.made(asked.total_bytes, servers, store=asked.schedule.partition("=")[0])
 
 
@@ -307,6 +309,9 @@ def _tf_config(sync: Synchronisation, places: Sequence[Place]) -> Iterator[tuple
 
 def _dmlc(sync: Synchronisation, places: Sequence[Place]) -> Iterator[tuple[Place, dict[str, str]]]:
     """The workers, the servers, and the scheduler beside the last of these, each with what MXNet's launcher sets."""
+    if not sync.servers:
+        yield places[0], {"MXNET_CPU_WORKER_NTHREADS": "1"}
+        return
     last = places[sync.nodes[-1]]
     roles = ["worker"] * sync.workers + ["server"] * sync.servers + ["scheduler"]
     common = {

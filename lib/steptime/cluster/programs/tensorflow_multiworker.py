@@ -35,7 +35,7 @@ class Engine(object):
         )
         self._strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=self._options)
         self.losses = []
-        self._joined = self._function(lambda one: self._mean([one]))
+        self._joined = self._function(lambda one: self._mean([tf.identity(one)]))
         self._averages = []
 
     def barrier(self):
@@ -90,9 +90,7 @@ class Emulated(Engine):
         gradients = [None] * len(self._replay.sizes)
         order = begun
         for passed_s, number in self._replay.ends_s:
-            order = tf.numpy_function(
-                lambda given, passed_s=passed_s: self._waited(given, passed_s), [order], tf.float32
-            )
+            order = tf.numpy_function(self._waiting_until(passed_s), [order], tf.float32)
             if number is not None:
                 with tf.control_dependencies([order]):
                     gradients[number] = tf.ones((self._replay.sizes[number],))
