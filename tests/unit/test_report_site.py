@@ -344,7 +344,7 @@ def test_pages_are_grouped_by_the_question_that_they_are_about(built: Path) -> N
         for group in soup.select("nav.side details")
     }
     assert list(groups) == ["Overview", "One device", "Many workers, predicted", "Evidence"]
-    assert groups["Overview"] == ["index.html", "summary.html"]
+    assert groups["Overview"] == ["index.html", "planner.html", "summary.html"]
     assert groups["One device"] == ["measure.html"]
     assert groups["Many workers, predicted"] == ["predict.html"]
     opened = [group.summary.get_text() for group in soup.select("nav.side details[open]")]
