@@ -168,10 +168,13 @@ def test_attention_owns_the_weights_that_it_reads_without_calling(child: framewo
 def test_planted_times_land_in_their_layers(child: frameworks.Child, strange: Path) -> None:
     """A sleep of 30 ms forward and 60 ms backward: once in the module's own code, twice in a layer that it calls twice.
 
-    Lower bounds are the sleeps'; a layer that has none stays below one.
+    Lower bounds are the sleeps'; a layer that has none stays below one, in the calmest of some repetitions: whatever
+    else runs on the machine only adds.
     """
     built(child, f"{strange}:between", ("4",))
-    layers = {layer["layer"]: layer for layer in child.request("profile", count=1)["samples"][0]["layers"]}
+    samples = child.request("profile", count=6)["samples"]
+    rows = pd.DataFrame([layer for sample in samples for layer in sample["layers"]])
+    layers = rows.groupby("layer").min().to_dict("index")
     assert layers["slow"]["forward_s"] >= 0.06
     assert layers["slow"]["backward_s"] >= 0.119
     assert 0.03 <= layers[ROOT_NAME]["forward_s"] < 0.06
