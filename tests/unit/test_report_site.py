@@ -267,7 +267,7 @@ def test_a_page_over_two_megabytes_names_its_notebook(checkout: Path) -> None:
 
 
 def test_a_site_over_twenty_megabytes_is_refused(checkout: Path) -> None:
-    (checkout / "data" / "derived" / "predict" / "large.csv").write_bytes(b"1\n" * 10_000_000)
+    (checkout / "data" / "published" / "large.csv").write_bytes(b"1\n" * 10_000_000)
     with pytest.raises(InputError, match=r"report: 20\.\d MB in all, over 20 MB"):
         build_site(checkout)
 

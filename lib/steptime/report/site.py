@@ -31,6 +31,7 @@ from steptime.report.summary import QUESTIONS, Local, Summary, figure_path, read
 
 LARGEST_PAGE_BYTES = 2_000_000
 LARGEST_SITE_BYTES = 20_000_000
+COMPRESSED_OVER_BYTES = 500_000
 
 
 @dataclass(frozen=True)
@@ -263,8 +264,8 @@ def _environment() -> Environment:
 
 
 def _copy_data(root: Path, scratch: Path) -> None:
-    """Copy the tables that the pages link to, under the same names as in the checkout; samples, which are most of all
-    bytes, are compressed."""
+    """Copy the tables that the pages link to, under the same names as in the checkout; samples and large derived tables,
+    which are most of all bytes, are compressed."""
     wanted = [
         "derived/**/*.csv",
         "derived/**/*.json",
@@ -277,8 +278,9 @@ def _copy_data(root: Path, scratch: Path) -> None:
         for path in sorted((root / "data").glob(pattern)):
             target = scratch / path.relative_to(root)
             target.parent.mkdir(parents=True, exist_ok=True)
-            if path.name == "samples.csv":
-                target.with_name("samples.csv.gz").write_bytes(gzip.compress(path.read_bytes(), mtime=0))
+            is_large = path.suffix == ".csv" and "derived" in path.parts and path.stat().st_size > COMPRESSED_OVER_BYTES
+            if path.name == "samples.csv" or is_large:
+                target.with_name(f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes(), mtime=0))
             else:
                 shutil.copyfile(path, target)
 
