@@ -14,6 +14,7 @@ import pandas as pd
 from IPython.display import Markdown, display
 from matplotlib.figure import Figure
 
+from steptime.core.campaign import campaign_folders, repetitions
 from steptime.core.errors import InputError
 from steptime.core.files import project_root, write_json, write_table
 from steptime.core.step import SCHEDULES
@@ -251,12 +252,14 @@ def named(tables: pd.DataFrame) -> list[str]:
 # ## Committed campaigns and published figures
 #
 # A campaign of one network is a sweep of its conditions: the study of scripts shows it, the answers here leave it out
-# where there is a broader one.
+# where there is a broader one. One that repeats another's plan says how well the two agree.
 
 # %%
+repeated = repetitions(campaign_folders(root))
 recorded = named(steps[(steps["campaign"] != "local") & (steps["input"] == "sequential")])
-broad = [name for name in recorded if steps.loc[steps["campaign"] == name, "network"].nunique() > 1]
-committed = broad or recorded
+firsts = [name for name in recorded if name not in repeated]
+broad = [name for name in firsts if steps.loc[steps["campaign"] == name, "network"].nunique() > 1]
+committed = broad or firsts
 answers: list[dict] = []
 for campaign in committed:
     answers += answers_of(campaign)
@@ -264,6 +267,16 @@ for campaign in committed:
     if len(part_of(asked, campaign)):
         answers[-1]["figure"] = f"speed-up-{campaign}.svg"
         style.save(draw_speed_up(campaign), folder / f"figures/speed-up-{campaign}.svg")
+
+agreement = read("single_device", "agreement").set_index(["first", "second"])
+for again, first in repeated.items():
+    if (first, again) in agreement.index:
+        pair = agreement.loc[(first, again)]
+        text = (
+            f"Of {pair['in_both']:.0f} pairs of settings that {first} calls different, {again}, the same plan measured "
+        )
+        text += f"once more, puts {pair['agreeing']:.0f} in the same order (measured)."
+        answers.append({"question": "device", "text": text, "figure": None})
 
 line = published_steps[published_steps["how"] == "line through the log"]
 bench = published_steps.loc[published_steps["how"] == "all-reduce benchmark", "error"]

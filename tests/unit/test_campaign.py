@@ -17,6 +17,7 @@ from steptime.core.campaign import (
     as_table,
     campaign_folders,
     read_campaign,
+    repetitions,
     write_campaign,
 )
 from steptime.core.errors import InputError
@@ -265,3 +266,11 @@ def test_a_broken_file_is_one_line(folder: Path, fault: str) -> None:
     assert message.startswith(str(folder))
     for part in parts:
         assert part in message
+
+
+def test_a_repetition_has_the_plan_of_another(tmp_path: Path) -> None:
+    folders = {name: tmp_path / name for name in ("local", "b", "a", "c", "d")}
+    for name, text in (("local", "one"), ("b", "one"), ("a", "one"), ("c", "two")):
+        folders[name].mkdir()
+        (folders[name] / "plan.json").write_text(text)
+    assert repetitions(folders) == {"b": "a"}

@@ -166,6 +166,16 @@ def campaign_folders(root: Path) -> dict[str, Path]:
     return {name: folder for name, folder in found.items() if not (folder / "workers.csv").is_file()}
 
 
+def repetitions(folders: Mapping[str, Path]) -> dict[str, str]:
+    """{campaign: the first one by name that has the same plan}, for those that repeat another's plan."""
+    plans = {name: folder / "plan.json" for name, folder in sorted(folders.items())}
+    texts = {name: path.read_text() for name, path in plans.items() if path.is_file() and name != "local"}
+    firsts: dict[str, str] = {}
+    for name, text in texts.items():
+        firsts.setdefault(text, name)
+    return {name: firsts[text] for name, text in texts.items() if firsts[text] != name}
+
+
 def recorded_folders(root: Path) -> dict[str, Path]:
     """All recorded campaigns by name: "local" (this machine, if measured) and each one in data/campaigns."""
     local = Path(root) / "data/raw/local"

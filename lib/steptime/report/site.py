@@ -264,8 +264,8 @@ def _environment() -> Environment:
 
 
 def _copy_data(root: Path, scratch: Path) -> None:
-    """Copy the tables that the pages link to, under the same names as in the checkout; samples and large derived tables,
-    which are most of all bytes, are compressed."""
+    """Copy the tables that the pages link to, under the same names as in the checkout; samples and large derived
+    tables, which are most of all bytes, are compressed."""
     wanted = [
         "derived/**/*.csv",
         "derived/**/*.json",
