@@ -17,8 +17,9 @@ import replay
 sys.modules["keras"] = None  # as in the adapter: it is not used here
 import tensorflow as tf  # noqa: E402
 
-LEADER_LINGERS_S = 0.3
-"""The first worker keeps the books of who is there: it goes last."""
+LINGERS_S, LEADER_LINGERS_S = 2.0, 3.0
+"""A worker that has all it needs may still hold what another has to fetch; the first keeps the books of who is there:
+it goes last."""
 
 
 class Engine(object):
@@ -127,8 +128,8 @@ def make(job, worker):
 
 def main():
     ranks.work(ranks.told(), make, tf.__version__)
-    if json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 0:
-        time.sleep(LEADER_LINGERS_S)
+    is_leader = json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 0
+    time.sleep(LEADER_LINGERS_S if is_leader else LINGERS_S)
 
 
 if __name__ == "__main__":
