@@ -50,10 +50,11 @@ def save(table: pd.DataFrame, name: str) -> None:
 
 
 def in_ms(table: pd.DataFrame) -> pd.DataFrame:
-    """Columns of seconds in milliseconds, named so."""
+    """Columns of seconds in milliseconds, named so; the first column as the index."""
     seconds = [name for name in table.columns if name.endswith("_s")]
     shown = table.assign(**{name: (1e3 * table[name]).map("{:.2f}".format) for name in seconds})
-    return shown.rename(columns={name: f"{name.removesuffix('_s').replace('_', ' ')}, ms" for name in seconds})
+    names = {name: f"{name.removesuffix('_s').replace('_', ' ')}, ms" for name in seconds}
+    return shown.rename(columns=names).set_index(table.columns[0])
 
 
 found = aligned(read_traces(paths))
@@ -100,7 +101,7 @@ save(messages, "collectives")
 kinds = messages.groupby(["operation", "n_bytes"], as_index=False).agg(
     messages=("time_s", "size"), time_s=("time_s", "median"), wait_s=("wait_s", "median")
 )
-display(in_ms(kinds).style.hide(axis="index"))
+display(in_ms(kinds))
 waiting = float(messages["wait_s"].sum() / (messages["wait_s"].sum() + messages["time_s"].sum()))
 display(
     Markdown(
@@ -141,7 +142,7 @@ whole = path_items["time_s"].sum()
 top = path_items.groupby("name", as_index=False)["time_s"].sum().sort_values("time_s", ascending=False).head(8)
 top["share of the path"] = (top["time_s"] / whole).map("{:.1%}".format)
 top["time_s"] /= len(lengths)
-display(in_ms(top.rename(columns={"time_s": "in a step_s"})).style.hide(axis="index"))
+display(in_ms(top.rename(columns={"time_s": "in a step_s"})))
 sending = float(path_items.loc[path_items["name"].str.contains(":all_reduce"), "time_s"].sum() / whole)
 between = float(path_items.loc[path_items["name"] == "(between tasks)", "time_s"].sum() / whole)
 both = int((path_items[path_items["name"] != "(between tasks)"].groupby("step")["rank"].nunique() > 1).sum())
@@ -161,7 +162,7 @@ display(
 of_layers = pd.concat([layers(one) for one in traces]).groupby("layer", sort=False, as_index=False).median()
 of_layers = of_layers.drop(columns="step")
 save(of_layers, "layers")
-display(in_ms(of_layers).style.hide(axis="index"))
+display(in_ms(of_layers))
 
 # %% [markdown]
 # ## The step on more workers (modelled)
@@ -226,7 +227,7 @@ save(replays, "replay")
 # A step that waited for nothing is foretold by its own computing alone: no test.
 errors = 100 * replays.loc[replays["waited_s"] > 1e-4, "error"].abs()
 worst_replay = float((replays["replayed_s"] / replays["recorded_s"] - 1).abs().max())
-display(in_ms(replays.assign(error=replays["error"].map("{:+.1%}".format))).style.hide(axis="index"))
+display(in_ms(replays.assign(error=replays["error"].map("{:+.1%}".format))))
 display(
     Markdown(
         f"With their own times the steps come back to {worst_replay:.1%}; what differs is waiting for the other rank, "

@@ -58,6 +58,7 @@ class FakeChild:
         cores: list[int] | None = None,
         threads: int = 1,
         memory_limit_bytes: int | None = None,
+        adapter: Path | None = None,
     ) -> None:
         self.framework = setting_name
         self.is_settled = False
@@ -332,7 +333,7 @@ class Half:
     def __exit__(self, *_):
         self.file.close()
     def write(self, text):
-        if text.startswith("run_id,phase"):
+        if text.startswith(b"run_id,phase"):
             written.append(1)
             if len(written) == kills_at:
                 self.file.write(text[: len(text) // 2])

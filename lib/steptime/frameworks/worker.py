@@ -421,8 +421,8 @@ class Worker(object):
 
 def pool_of(adapter, network, batch, seed):
     """What the network is fed: the adapter's own pool, where it has one."""
-    if hasattr(adapter, "pool"):
-        return adapter.pool(network, batch, seed)
+    if hasattr(adapter, "own_samples"):
+        return adapter.own_samples(network, batch, seed)
     shape, classes, vocabulary = network["input_shape"], network["classes"], network["vocabulary"]
     if vocabulary:
         return Tokens(shape, vocabulary, classes, batch, seed)

@@ -7,7 +7,7 @@ CHANNELS_LAST
 INFERENCE_ONLY
     True where the framework can only run a network forward: the trainer then has no `step` and no `gradients`, and
     `phases` answers {h2d, forward} at most. May be left out: False.
-pool(network, batch, seed) -> object with read() and first() -> (images, labels), settle(), close()
+own_samples(network, batch, seed) -> object with read() and first() -> (images, labels), settle(), close()
     where the inputs are the adapter's own business; may be left out: images or tokens, as the description says.
 versions() -> {"framework": version, "blas": name of what multiplies matrices}
 build(network, weights, batch, threads, learning_rate, seed, device, dtype, mode) -> trainer

@@ -29,7 +29,7 @@ def versions():
     return {"framework": torch.__version__, "blas": blas.group(1) if blas else "unknown"}
 
 
-def pool(network, batch, seed):
+def own_samples(network, batch, seed):
     return Inputs(network["module"]["inputs"], batch, seed)
 
 
