@@ -490,6 +490,7 @@ def _tables(command: Callable[..., None]) -> Callable[..., None]:
 def _fit_and_predict(kind: str, observed: Path, at: Path, out: Path) -> None:
     # One thread is several times faster on these many small systems; read by OpenBLAS when numpy is first imported.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    from steptime.core.files import write_table
     from steptime.model import extrapolation, observations, platforms
 
     table, model = {
@@ -497,7 +498,7 @@ def _fit_and_predict(kind: str, observed: Path, at: Path, out: Path) -> None:
         "collectives": (observations.COLLECTIVES, platforms.predict_collectives),
     }[kind]
     predicted = model(observations.read_observed(observed, table), observations.read_points(at, table))
-    observations.write_predictions(predicted, out)
+    write_table(out, predicted)
     click.echo(f"{out}: {len(predicted)} points predicted (modelled), with 90 % intervals")
 
 
@@ -604,11 +605,12 @@ def megatron_fit(observed: Path, at: Path, out: Path) -> None:
     their time, its 90 % interval (iteration time low (ms), iteration time high (ms)) and a note of what was assumed.
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    from steptime.core.files import write_table
     from steptime.model import megatron as model
 
     points = model.read_points(at)
     predicted = model.fit_and_predict(model.read_observed(observed), points)
-    model.write_predictions(predicted, out)
+    write_table(out, predicted)
     click.echo(f"{out}: {len(predicted)} configurations predicted (modelled), with 90 % intervals")
 
 

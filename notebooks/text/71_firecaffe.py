@@ -38,7 +38,7 @@ def save(table: pd.DataFrame, name: str) -> None:
 
 
 paper = read_paper(papers_at / "firecaffe-2015.yaml")
-value = {figure.id: float(figure.value) for figure in paper.figures if figure.value is not None}
+value = paper.values
 
 # %% [markdown]
 # ## What is known of the two networks

@@ -38,7 +38,7 @@ def save(table: pd.DataFrame, name: str) -> None:
 
 
 paper, later = read_paper(papers_at / "chainermn-2017.yaml"), read_paper(papers_at / "chainermn-15min-2017.yaml")
-value = {figure.id: float(figure.value) for item in (paper, later) for figure in item.figures if figure.value}
+value = paper.values | later.values
 IMAGES, BATCH = 1_281_167, 32
 
 # %% [markdown]

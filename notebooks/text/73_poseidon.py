@@ -47,7 +47,7 @@ def save(table: pd.DataFrame, name: str) -> None:
 
 
 paper = read_paper(papers_at / "poseidon-2017.yaml")
-value = {figure.id: float(figure.value) for figure in paper.figures if figure.value is not None}
+value = paper.values
 measured = published.poseidon_scaling(papers_at)
 PLAIN_S = float(measured.loc[measured["system"] == "caffe", "seconds_per_20_steps"].iloc[0]) / 20
 BATCH, BYTES = 32, 4

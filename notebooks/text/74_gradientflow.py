@@ -41,7 +41,7 @@ def save(table: pd.DataFrame, name: str) -> None:
 
 
 paper = read_paper(papers_at / "gradientflow-2019.yaml")
-value = {figure.id: float(figure.value) for figure in paper.figures if figure.value is not None}
+value = paper.values
 IMAGES, EPOCHS, BATCH, LOCAL = 1_281_167, 95, 128, 8
 
 # %% [markdown]

@@ -28,7 +28,7 @@ PROGRAMS = ("boot", "exchanges", "gloo", "ranks", "replay", "training")
 OTHERS = {
     "core": {"numpy", "pandas", "pandera", "pydantic", "yaml", "scipy"},
     "networks": {"numpy", "pydantic"},
-    "frameworks": {"numpy", "pynvml", "PIL", "jpegs", "worker"},
+    "frameworks": {"numpy", "pynvml", "PIL", "jpegs", "worker", "adapters"},
     "measure": {"numpy", "pandas", "pandera", "pydantic", "scipy"},
     "cluster": {"numpy", "pandas", "pandera", "pydantic", "mpi4py", "chainermn", *PROGRAMS},
     "model": {"numpy", "pandas", "pandera", "pydantic", "scipy"},

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from steptime.core.errors import InputError
+from steptime.core.files import write_table
 from steptime.model import megatron
 from steptime.model.megatron import CONFIGURATION, HIGH_MS, LOW_MS, NOTE, TIME_MS, Configurations
 from steptime.model.parallelism import Rates
@@ -184,7 +185,7 @@ def refusal(read, path: Path) -> str | None:
 def test_what_is_written_reads_back_with_its_interval(tmp_path):
     seen = planted(configurations())
     path = tmp_path / "pred.csv"
-    megatron.write_predictions(megatron.fit_and_predict(seen, seen[list(CONFIGURATION)]), path)
+    write_table(path, megatron.fit_and_predict(seen, seen[list(CONFIGURATION)]))
     back = pd.read_csv(path, keep_default_na=False)
     assert list(back.columns) == [*CONFIGURATION, TIME_MS, LOW_MS, HIGH_MS, NOTE]
     assert ((back[LOW_MS] < back[TIME_MS]) & (back[TIME_MS] < back[HIGH_MS])).all()

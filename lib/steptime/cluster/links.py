@@ -20,15 +20,13 @@ from typing import Any
 
 from steptime.cluster.launcher import PROGRAMS, Place, Rank, listening, run_ranks
 from steptime.core.errors import InputError
+from steptime.core.machine import LEAST_BURST_BYTES, burst_bytes
 
 NAMESPACES = Path("/run/netns")
 INTERFACE = "eth0"
 HELD = 0
 """The owner of links that stay up until `down`: no process."""
 MOST_WORKERS = 200
-BURST_S = 0.25e-3
-LEAST_BURST_BYTES = 1 << 17
-"""What may leave at once after a pause: BURST_S of the rate, but no less than two of the kernel's largest packets."""
 QUEUE_BYTES = 1 << 26
 """What a shaped interface may hold back: more than all senders' windows, so that nothing is dropped."""
 CPU_BOUND_SHARE = 1 / 3
@@ -193,8 +191,8 @@ def _make(workers: int, owner: int) -> tuple[Place, ...]:
 
 
 def _shape(places: Sequence[Place], owner: int, rate_bits_per_s: float) -> None:
-    burst = int(max(rate_bits_per_s / 8 * BURST_S, LEAST_BURST_BYTES))
-    bucket = ("root", "tbf", "rate", f"{rate_bits_per_s:.0f}bit", "burst", str(burst), "limit", str(QUEUE_BYTES))
+    burst = str(int(burst_bytes(rate_bits_per_s)))
+    bucket = ("root", "tbf", "rate", f"{rate_bits_per_s:.0f}bit", "burst", burst, "limit", str(QUEUE_BYTES))
     for number, place in enumerate(places):
         assert place.namespace
         _run("tc", "-n", place.namespace, "qdisc", "add", "dev", INTERFACE, *bucket)

@@ -52,6 +52,11 @@ class Paper(_Record):
             raise InputError(f"{self.id}.yaml: figure {name!r}: is not there; known are {known}")
         return found
 
+    @property
+    def values(self) -> dict[str, float]:
+        """{figure's id: its value}, of those that have one."""
+        return {figure.id: float(figure.value) for figure in self.figures if figure.value is not None}
+
 
 class Claim(_Record):
     """One row of the ledger. `ours_lo` and `ours_hi` bound the 95 % interval where there is one.

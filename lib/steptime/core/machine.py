@@ -10,6 +10,9 @@ from steptime.core.files import read_yaml, validated
 
 NonNegative = Annotated[float, Field(ge=0)]
 
+BURST_S, LEAST_BURST_BYTES = 0.25e-3, 1 << 17
+"""How the project's own links are shaped; the least is two of the kernel's largest packets."""
+
 
 class _Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -22,6 +25,11 @@ class Link(_Record):
     alpha_s: NonNegative
     beta_s_per_byte: PositiveFloat
     source: str
+
+
+def burst_bytes(rate_bits_per_s: float) -> float:
+    """What may leave at once, after a pause, over a link that the project shapes: BURST_S of the rate, or the least."""
+    return max(rate_bits_per_s / 8 * BURST_S, LEAST_BURST_BYTES)
 
 
 class Machine(_Record):

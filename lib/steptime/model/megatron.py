@@ -25,7 +25,6 @@ from scipy.linalg import cho_solve, cholesky, solve_triangular
 from scipy.optimize import least_squares, minimize_scalar
 
 from steptime.core.errors import InputError
-from steptime.core.files import write_table
 from steptime.model.observations import read_fields, refuse
 from steptime.model.parallelism import Plan, Rates, Transformer, predict
 from steptime.model.training_memory import peak_memory
@@ -211,11 +210,6 @@ def read_observed(path: Path) -> pd.DataFrame:
 def read_points(path: Path) -> pd.DataFrame:
     """Configurations in `path`; a column of times is left out."""
     return _read(path, tuple(CONFIGURATION))[list(CONFIGURATION)]
-
-
-def write_predictions(table: pd.DataFrame, path: Path) -> None:
-    """Write predictions as CSV, whole or not at all."""
-    write_table(path, table)
 
 
 def split(table: pd.DataFrame, seed: int, by: list[str] | None = None) -> tuple[pd.DataFrame, pd.DataFrame]:

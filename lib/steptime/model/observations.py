@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from steptime.core.errors import InputError
-from steptime.core.files import read_text, write_table
+from steptime.core.files import read_text
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,6 @@ def read_observed(path: Path, kind: Kind) -> pd.DataFrame:
 def read_points(path: Path, kind: Kind) -> pd.DataFrame:
     """The points in `path`, checked."""
     return check_points(read_fields(path), kind, path)
-
-
-def write_predictions(table: pd.DataFrame, path: Path) -> None:
-    """Write predictions as CSV, whole or not at all."""
-    write_table(path, table)
 
 
 def check_observed(table: pd.DataFrame, kind: Kind, source: Path | str = "observed") -> pd.DataFrame:

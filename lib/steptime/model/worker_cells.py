@@ -11,6 +11,7 @@ from scipy import optimize, stats
 from steptime import networks
 from steptime.core import statistics
 from steptime.core.errors import InputError
+from steptime.core.machine import burst_bytes
 from steptime.core.step import LayerProfile
 from steptime.core.workers import WorkersCampaign, ends_of
 from steptime.model.worker_steps import (
@@ -28,8 +29,6 @@ from steptime.model.worker_steps import (
     with_rest,
 )
 
-BURST_S, LEAST_BURST_BYTES = 0.25e-3, 1 << 17
-"""How `cluster.links` shapes: what may leave at once after a pause is this long at the rate, or at least so much."""
 LEVEL = 0.9
 OF_RUN = ("engine", "schedule", "compute", "profile", "ranks", "ends", "rate_bits_per_s")
 MEASURED = (
@@ -81,8 +80,8 @@ def cell_of(row: pd.Series, profile: LayerProfile) -> Cell:
     name = name_of(row["schedule"])
     link = None
     if pd.notna(row["rate_bits_per_s"]):
-        burst = max(row["rate_bits_per_s"] / 8 * BURST_S, LEAST_BURST_BYTES)
-        link = ShapedLink(float(row["alpha_s"]), float(row["beta_s_per_byte"]), float(burst))
+        burst = burst_bytes(float(row["rate_bits_per_s"]))
+        link = ShapedLink(float(row["alpha_s"]), float(row["beta_s_per_byte"]), burst)
     ends = ends_of(row["ends"]) if isinstance(row["ends"], str) else ()
     factors = _factor_bytes(row, profile) if name == "sufficient_factors" else ()
     return Cell(name, int(row["workers"]), ends, link, factors)

@@ -23,6 +23,14 @@ def versions():
 
 
 def build(network, weights, batch, threads, learning_rate, seed, device, dtype, mode):
+    configure(threads, seed)
+    if mode == "compile":
+        check_compiler()
+    trainer = Trainer if mode == "compile" else LayeredTrainer
+    return trainer(network, weights, batch, learning_rate, torch.device(device), dtype, mode)
+
+
+def configure(threads, seed):
     if torch.get_num_interop_threads() != 1:
         torch.set_num_interop_threads(1)
     torch.set_num_threads(threads)
@@ -30,10 +38,48 @@ def build(network, weights, batch, threads, learning_rate, seed, device, dtype, 
     # float32 means float32, and each framework may pick its convolution algorithms by trial.
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.benchmark = True
-    if mode == "compile":
-        check_compiler()
-    trainer = Trainer if mode == "compile" else LayeredTrainer
-    return trainer(network, weights, batch, learning_rate, torch.device(device), dtype, mode)
+
+
+def told(stamps, hook_s, names=()):
+    """What profiled_step answers, from its stamps (part, moment): what lies between two belongs to the first's part.
+
+    `hook_s`: what each stretch of backward holds of the hook that began it. `names`: layers in their order; others
+    follow in the order of their stamps.
+    """
+    parts = {"h2d": 0.0, "loss": 0.0, "update": 0.0, "dispatch": 0.0, "instruments": 0.0}
+    layers = {name: {"layer": name, "forward_s": 0.0, "backward_s": 0.0} for name in names}
+    for (part, start), (_, end) in zip(stamps, stamps[1:]):
+        if isinstance(part, tuple):
+            phase, name = part
+            layer = layers.setdefault(name, {"layer": name, "forward_s": 0.0, "backward_s": 0.0})
+            layer[phase] += max(0.0, end - start - (hook_s if phase == "backward_s" else 0.0))
+        else:
+            parts[part] += end - start
+    # A plain step has none of these.
+    del parts["instruments"]
+    return {"layers": list(layers.values()), "parts": parts}
+
+
+def seconds_of_a_hook(now, device):
+    """What a hook with a time stamp of `now` adds to a layer's backward: a chain of views that do nothing tells."""
+    stamps = []
+
+    def hook(gradient):
+        stamps.append((("backward_s", None), now()))
+
+    differences = [chain_s(now, device, hook) - chain_s(now, device, None) for _ in range(HOOK_CHAINS)]
+    return max(0.0, sorted(differences)[HOOK_CHAINS // 2] / HOOK_CHAIN)
+
+
+def chain_s(now, device, hook):
+    x = torch.zeros(1, device=device, requires_grad=True)
+    for _ in range(HOOK_CHAIN):
+        x = x.view(1)
+        if hook is not None:
+            x.register_hook(hook)
+    start = now()
+    x.backward()
+    return now() - start
 
 
 def check_compiler():
@@ -291,8 +337,8 @@ class LayeredTrainer(Trainer):
         costs is measured apart and taken off each stretch that holds one.
         """
         if self._hook_s is None:
-            self._hook_s = self._seconds_of_a_hook()
-        stamps, hooked = [], set()
+            self._hook_s = seconds_of_a_hook(self._now, self._device)
+        stamps = []
 
         def began(part):
             stamps.append((part, self._now()))
@@ -309,7 +355,6 @@ class LayeredTrainer(Trainer):
                 # A layer that hands on its input has nothing to do in backward.
                 if output.requires_grad and not any(output is tensor for tensor in inputs):
                     output.register_hook(lambda gradient, name=name: began(("backward_s", name)))
-                    hooked.add(name)
                 began("dispatch")
             began("loss")
             loss = F.cross_entropy(output, y)
@@ -321,38 +366,7 @@ class LayeredTrainer(Trainer):
         self._wait()
         loss.item()
         began("end")
-        parts = {"h2d": 0.0, "loss": 0.0, "update": 0.0, "dispatch": 0.0, "instruments": 0.0}
-        layers = {name: {"layer": name, "forward_s": 0.0, "backward_s": 0.0} for name, _, _, _ in self._layers}
-        for (part, start), (_, end) in zip(stamps, stamps[1:]):
-            if isinstance(part, tuple):
-                layers[part[1]][part[0]] += end - start
-            else:
-                parts[part] += end - start
-        # A plain step has none of these.
-        del parts["instruments"]
-        for name in hooked:
-            layers[name]["backward_s"] = max(0.0, layers[name]["backward_s"] - self._hook_s)
-        return {"layers": list(layers.values()), "parts": parts}
-
-    def _seconds_of_a_hook(self):
-        """What a hook with a time stamp adds to a layer's backward: a chain of layers that do nothing tells."""
-        stamps = []
-
-        def hook(gradient):
-            stamps.append((("backward_s", None), self._now()))
-
-        differences = [self._chain_s(hook) - self._chain_s(None) for _ in range(HOOK_CHAINS)]
-        return sorted(differences)[HOOK_CHAINS // 2] / HOOK_CHAIN
-
-    def _chain_s(self, hook):
-        x = torch.zeros(1, device=self._device, requires_grad=True)
-        for _ in range(HOOK_CHAIN):
-            x = x.view(1)
-            if hook is not None:
-                x.register_hook(hook)
-        start = self._now()
-        x.backward()
-        return self._now() - start
+        return told(stamps, self._hook_s, [name for name, _, _, _ in self._layers])
 
     def layer_times(self, images, labels):
         return self.layer_by_layer(images, labels)[0]

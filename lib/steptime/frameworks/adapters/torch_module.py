@@ -10,23 +10,19 @@ modules are in training mode. Parity with other frameworks (`gradients`, `flops`
 import importlib
 import importlib.util
 import os
-import re
 import sys
 import time
 
 import numpy as np
 import torch
 
+# The worker's folder is where Python looks first; a module is timed as torch's other settings are.
+from adapters.pytorch import configure, seconds_of_a_hook, told, versions  # noqa: F401
+
 CHANNELS_LAST = False
 POOL_BATCHES = 4
 ROOT = "(whole)"
 """The name of the module itself, whose own layer is what it computes between the modules that it calls."""
-HOOK_CHAIN, HOOK_CHAINS = 100, 15
-
-
-def versions():
-    blas = re.search(r"BLAS_INFO=(\w+)", torch.__config__.show())
-    return {"framework": torch.__version__, "blas": blas.group(1) if blas else "unknown"}
 
 
 def own_samples(network, batch, seed):
@@ -34,12 +30,7 @@ def own_samples(network, batch, seed):
 
 
 def build(network, weights, batch, threads, learning_rate, seed, device, dtype, mode):
-    if torch.get_num_interop_threads() != 1:
-        torch.set_num_interop_threads(1)
-    torch.set_num_threads(threads)
-    torch.manual_seed(seed)
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    torch.backends.cudnn.benchmark = True
+    configure(threads, seed)
     module = made(network["module"]["folder"], network["module"]["target"])
     return Trainer(module, learning_rate, torch.device(device), dtype)
 
@@ -165,7 +156,7 @@ class Trainer(object):
         belongs to what began at the first.
         """
         if self._hook_s is None:
-            self._hook_s = self._seconds_of_a_hook()
+            self._hook_s = seconds_of_a_hook(self._now, self._device)
         stamps, stack = [], []
 
         def began(part):
@@ -208,7 +199,7 @@ class Trainer(object):
         began("end")
         if any(isinstance(part, tuple) and part[0] == "forward_s" for part, _ in stamps[entered:]):
             raise NotImplementedError("it calls modules again in backward (checkpointing): their times cannot be told")
-        return self._told(stamps)
+        return told(stamps, self._hook_s)
 
     def describe(self, images):
         """The layers in the order in which they are first called, each with the parameters whose gradients are complete
@@ -283,41 +274,6 @@ class Trainer(object):
             handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
             handles.append(module.register_forward_hook(leave, with_kwargs=True))
         return handles
-
-    def _told(self, stamps):
-        """What profiled_step answers, from its stamps."""
-        parts = {"h2d": 0.0, "loss": 0.0, "update": 0.0, "dispatch": 0.0, "instruments": 0.0}
-        layers = {}
-        for (part, start), (_, end) in zip(stamps, stamps[1:]):
-            if isinstance(part, tuple):
-                layer = layers.setdefault(part[1], {"layer": part[1], "forward_s": 0.0, "backward_s": 0.0})
-                # A stretch of backward holds the hook that began it.
-                layer[part[0]] += max(0.0, end - start - (self._hook_s if part[0] == "backward_s" else 0.0))
-            else:
-                parts[part] += end - start
-        # A plain step has none of these.
-        del parts["instruments"]
-        return {"layers": list(layers.values()), "parts": parts}
-
-    def _seconds_of_a_hook(self):
-        """What a hook with a time stamp adds to backward: a chain of views that do nothing tells."""
-        stamps = []
-
-        def hook(gradient):
-            stamps.append((("backward_s", None), self._now()))
-
-        differences = [self._chain_s(hook) - self._chain_s(None) for _ in range(HOOK_CHAINS)]
-        return max(0.0, sorted(differences)[HOOK_CHAINS // 2] / HOOK_CHAIN)
-
-    def _chain_s(self, hook):
-        x = torch.zeros(1, device=self._device, requires_grad=True)
-        for _ in range(HOOK_CHAIN):
-            x = x.view(1)
-            if hook is not None:
-                x.register_hook(hook)
-        start = self._now()
-        x.backward()
-        return self._now() - start
 
     def _loss(self, x):
         with self._autocast:
