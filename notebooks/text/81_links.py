@@ -20,6 +20,7 @@ import pandas as pd
 from IPython.display import Markdown, display
 
 from steptime.core.files import project_root, write_table
+from steptime.core.machine import burst_bytes
 from steptime.core.workers import read_workers, workers_folders
 from steptime.model import merging, worker_cells
 from steptime.model.collectives import AllReduce
@@ -130,9 +131,9 @@ def cell_for(name: str, count: int, gbit: float, like: pd.Series, replayed: Repl
     if name == "merged":
         ring = AllReduce(2 * (count - 1) * (like["alpha_s"] + host.round_s), 2 * (count - 1) / count * beta)
         ends = merging.optimal_groups(ready_s, n_bytes, ring)
-    burst = max(1e9 * gbit / 8 * worker_cells.BURST_S, worker_cells.LEAST_BURST_BYTES)
+    burst = burst_bytes(1e9 * gbit)
     cell = worker_cells.cell_of(like.copy().where(like.index != "schedule", name), replayed.profile)
-    return replace(cell, workers=count, ends=ends, link=ShapedLink(float(like["alpha_s"]), float(beta), float(burst)))
+    return replace(cell, workers=count, ends=ends, link=ShapedLink(float(like["alpha_s"]), float(beta), burst))
 
 
 rows = []
