@@ -331,6 +331,9 @@ else:
 
 # %% [markdown]
 # ## Claims
+#
+# The published figures were read from notes on the two papers, not from the papers, so that they decide nothing: each
+# is set beside ours as an unverified source.
 
 # %%
 IN_SHAPE = 0.25
