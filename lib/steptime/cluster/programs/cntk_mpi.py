@@ -66,17 +66,19 @@ class Computed(object):
 
 
 class Waiting(C.ops.functions.UserFunction):
-    """Hands its input on, and the gradient when `wait` returns."""
+    """Hands its input on when `before` returns, and the gradient when `wait` does."""
 
-    def __init__(self, x, wait):
+    def __init__(self, x, wait, before=None):
         super(Waiting, self).__init__([x])
-        self._wait = wait
+        self._wait, self._before = wait, before
 
     def infer_outputs(self):
         x = self.inputs[0]
         return [C.output_variable(x.shape, x.dtype, x.dynamic_axes)]
 
     def forward(self, argument, device=None, outputs_to_retain=None):
+        if self._before is not None:
+            self._before()
         return None, argument
 
     def backward(self, state, root_gradients):
@@ -87,7 +89,9 @@ class Waiting(C.ops.functions.UserFunction):
 class Emulated(object):
     """A replayed profile: a chain of functions that wait in backward, each of which then leaves its layer's gradient.
 
-    A weight more at the chain's beginning has CNTK go back to where it began.
+    A weight more at the chain's beginning has CNTK go back to where it began. Calling a function of Python costs CNTK
+    some tenths of a millisecond each way: the layers without a gradient have none of their own, and the way forth is
+    gone while forward is waited for.
     """
 
     def __init__(self, job, worker, number):
@@ -96,11 +100,11 @@ class Emulated(object):
         weights = [C.parameter((size,), init=0) for size in self._replay.sizes]
         first = C.parameter((1,), init=0)
         self._input = C.input_variable((1,))
-        x = self._input + first
-        for passed_s, number in reversed(self._replay.ends_s):
-            if number is not None:
-                x = x + C.reduce_sum(weights[number])
-            x = C.user_function(Waiting(x, self._waiting_until(passed_s)))
+        x = C.user_function(Waiting(self._input + first, self._waiting_until(self._replay.ends_s[-1][0])))
+        ready = [(passed_s, number) for passed_s, number in self._replay.ends_s if number is not None]
+        for place, (passed_s, number) in reversed(list(enumerate(ready))):
+            before = None if place else self._waiting_until(0.0)
+            x = C.user_function(Waiting(x + C.reduce_sum(weights[number]), self._waiting_until(passed_s), before))
         loss = C.reduce_sum(x)
         own = C.sgd([first, *weights], C.learning_parameter_schedule(0.0, minibatch_size=1))
         learner = distributed(own, job)
@@ -115,7 +119,6 @@ class Emulated(object):
     def step(self):
         start_s = time.monotonic()
         self._forward_end_s = start_s + self._replay.before_s
-        replay.wait_until(self._forward_end_s)
         self._trainer.train_minibatch(self._sample)
         self._replay.update()
         backward_s = self._forward_end_s + self._replay.ends_s[-1][0]
