@@ -30,7 +30,18 @@ ENDS: dict[str, Ends] = {
 }
 
 
-def profile() -> LayerProfile:
+ENGINES = {
+    "caffe_mpi/end_of_backward": "end_of_backward",
+    "caffe_mpi/wait_free": "wait_free",
+    "cntk_mpi/bits=32": "end_of_backward",
+    "mxnet_kvstore/dist_sync=1": "ps_central",
+    "tensorflow_multiworker/pack=0": "end_of_backward",
+}
+"""Schedules of the frameworks' own engines -> what they are here."""
+FAST = 16
+
+
+def profile(times_as_fast: float = 1.0) -> LayerProfile:
     """AlexNet's own sizes, a passage of 60 ms back and half of it forth, shared out evenly."""
     layers = networks.build(NETWORK, size="quick").layers
     count = len(layers)
@@ -39,8 +50,8 @@ def profile() -> LayerProfile:
         "planted: case",
         BATCH,
         tuple(layer.name for layer in layers),
-        np.full(count, 0.03 / count),
-        np.full(count, 0.06 / count),
+        np.full(count, 0.03 / count / times_as_fast),
+        np.full(count, 0.06 / count / times_as_fast),
         np.array([4.0 * layer.parameter_count for layer in layers]),
         np.zeros(count),
     )
@@ -50,23 +61,42 @@ def link(rate: float) -> ShapedLink:
     return ShapedLink(1.2e-5, 1.04 * 8 / rate, float(1 << 17))
 
 
-def step(schedule: str, workers: int, rate: float | None) -> WorkerStep:
+def step(schedule: str, workers: int, rate: float | None, times_as_fast: float = 1.0) -> WorkerStep:
     """The step that was put in, before noise; a lone worker needs 1 ms beyond its profile."""
     of = None if rate is None else link(rate)
     cell = Cell(schedule.partition("=")[0], workers, ENDS[schedule], of)
-    return predict(Replayed(profile(), 0.001), cell, HOST)
+    return predict(Replayed(profile(times_as_fast), 0.001), cell, HOST)
+
+
+_Cells = list[tuple[str, str, str, int, float | None]]
+"""Engine, its schedule, which of ENDS that is, workers, rate."""
 
 
 def write(folder: Path, name: str = "planted-workers", compute: str = EMULATED) -> Path:
-    """The campaign in `folder`/`name`; the folder."""
+    """A campaign of torch.distributed in `folder`/`name`; the folder."""
+    cells: _Cells = [("torch_gloo", "end_of_backward", "end_of_backward", 1, None)]
+    cells += [("torch_gloo", each, each, workers, rate) for each in ENDS for workers in (2, 4, 8) for rate in RATES]
+    return _write(folder / name, cells, compute)
+
+
+def write_engines(folder: Path, name: str = "planted-engines", times_as_fast: float = 1.0) -> Path:
+    """A campaign of the frameworks' own engines, each as ENGINES has it, on 4 workers; the folder."""
+    cells: _Cells = []
+    for key, of in ENGINES.items():
+        engine, _, schedule = key.partition("/")
+        if engine not in {cell[0] for cell in cells}:
+            cells.append((engine, schedule, "end_of_backward", 1, None))
+        cells.append((engine, schedule, of, 4, RATES[1]))
+    return _write(folder / name, cells, EMULATED, times_as_fast)
+
+
+def _write(path: Path, cells: _Cells, compute: str, times_as_fast: float = 1.0) -> Path:
     draw = np.random.default_rng(5)
-    cells: list[tuple[str, int, float | None]] = [("end_of_backward", 1, None)]
-    cells += [(schedule, workers, rate) for schedule in ENDS for workers in (2, 4, 8) for rate in RATES]
     runs, samples, workers_rows, timelines = [], [], [], []
-    for schedule, workers, rate in cells:
-        found = step(schedule, workers, rate)
-        own = COUNTERS | {"cpu_s": cpu_s(schedule, workers)}
-        case_id = f"torch_gloo-{NETWORK}-quick-b{BATCH}-w{workers}-{schedule}-{_rate_name(rate)}-emulated"
+    for engine, schedule, of, workers, rate in cells:
+        found = step(of, workers, rate, times_as_fast)
+        own = COUNTERS | {"cpu_s": cpu_s(of, workers)}
+        case_id = f"{engine}-{NETWORK}-quick-b{BATCH}-w{workers}-{schedule}-{_rate_name(rate)}-emulated"
         for number in range(ROUNDS):
             run_id = f"{case_id}-r{number:02d}"
             runs.append(_run(run_id, case_id, workers, number))
@@ -75,19 +105,20 @@ def write(folder: Path, name: str = "planted-workers", compute: str = EMULATED) 
                 flags = {"repeat": repeat, "is_warmup": repeat < WARMUPS, "is_disturbed": False}
                 time_s = found.step_s * drawn * draw.lognormal(0, NOISE)
                 samples.append({"run_id": run_id, "phase": "step", "layer": None, **flags, "time_s": time_s} | own)
-            workers_rows.append(_workers_row(run_id, schedule, workers, rate, found, compute))
+            row = _workers_row(run_id, of, workers, rate, found, compute)
+            workers_rows.append(row | {"engine": engine, "schedule": schedule})
         for task in found.timeline.tasks:
-            of = {"run_id": f"{case_id}-r00", "worker": 0, "resource": task.resource, "layer": task.layer or None}
-            of["task"] = "exchange" if task.kind == "communicate" else task.kind
-            timelines.append(of | {"start_s": task.start_s, "end_s": task.end_s})
+            told = {"run_id": f"{case_id}-r00", "worker": 0, "resource": task.resource, "layer": task.layer or None}
+            told["task"] = "exchange" if task.kind == "communicate" else task.kind
+            timelines.append(told | {"start_s": task.start_s, "end_s": task.end_s})
     beside = {
         "workers.csv": csv_text(as_table(workers_rows, WORKERS)),
         "timelines.csv": csv_text(as_table(timelines, TIMELINES)),
-        "profile.csv": csv_text(profile_table(profile())),
+        "profile.csv": csv_text(profile_table(profile(times_as_fast))),
         "plan.json": json_text({"network": NETWORK}),
     }
-    write_campaign(Campaign(name, as_table(runs, RUNS), as_table(samples, SAMPLES)), folder / name, beside)
-    return folder / name
+    write_campaign(Campaign(path.name, as_table(runs, RUNS), as_table(samples, SAMPLES)), path, beside)
+    return path
 
 
 COUNTERS = {"run_delay_s": 0.0, "involuntary_switches": 0, "steal_s": 0.0, "load_1min": 0.5}
@@ -126,7 +157,7 @@ def _workers_row(
     servers = {"ps_central": 1, "ps_sharded": workers}.get(schedule, 0)
     of = None if rate is None else link(rate)
     return {
-        **{"run_id": run_id, "engine": "torch_gloo", "schedule": schedule, "compute": compute},
+        **{"run_id": run_id, "compute": compute},
         **{"profile": "planted: case", "ranks": workers + servers, "nodes": workers},
         "ends": None if rate is None else " ".join(map(str, ENDS[schedule])),
         "rate_bits_per_s": rate,

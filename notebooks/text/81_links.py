@@ -2,8 +2,9 @@
 # # Where does each schedule stop scaling, and which is best on which link?
 #
 # The same measurements as on the page before, *emulated compute, real communication*, by the rate of the workers'
-# links; then the model, with what it fitted on at most two workers, over rates that were not measured: every worker on
-# a machine of its own, so that no rank queues for a core.
+# links, from 250 Mbit/s to 10 Gbit/s and the loopback interface, as far as they were measured; then the model, with
+# what it fitted on at most two workers, over rates that were not measured: every worker on a machine of its own, so
+# that no rank queues for a core.
 
 # %% tags=["parameters"]
 out: str = ""
@@ -51,6 +52,7 @@ def save(table: pd.DataFrame, name: str) -> None:
 
 tables = [worker_cells.cell_table(found) for found in campaigns.values()]
 cells = pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=worker_cells.COLUMNS)
+cells = cells[cells["engine"] == worker_cells.GLOO].reset_index(drop=True)
 cells["name"] = cells["schedule"].map(worker_cells.name_of)
 shaped = cells[cells["rate_bits_per_s"].notna()]
 
@@ -85,7 +87,8 @@ if len(links):
 # ## Where scaling stops
 #
 # A doubling of the workers that brings at least 1.5 times the samples a second pays. `pays_to` is the number of workers
-# up to which every measured doubling paid; 1: not even the first.
+# up to which every measured doubling paid; 1: not even the first. A row `is_cpu_bound` where a cell of it is: there the
+# two cores decide, and the number is this machine's, not the link's.
 
 # %%
 PAYS = 1.5
@@ -101,12 +104,53 @@ for (campaign, network, rate, name), part in shaped.groupby(
             break
         pays_to = int(more)
     last = part.iloc[-1]
-    rows.append((campaign, network, rate / 1e9, name, pays_to, int(last["workers"]), last["speed_up"]))
-SCALING = ["campaign", "network", "gbit", "schedule", "pays_to", "most_measured", "speed_up_there"]
+    bound = bool(part["is_cpu_bound"].any())
+    rows.append((campaign, network, rate / 1e9, name, pays_to, int(last["workers"]), last["speed_up"], bound))
+SCALING = ["campaign", "network", "gbit", "schedule", "pays_to", "most_measured", "speed_up_there", "is_cpu_bound"]
 scaling = pd.DataFrame(rows, columns=SCALING)
 save(scaling, "scaling")
 if len(scaling):
     display(scaling.set_index(["network", "gbit", "schedule"]).drop(columns="campaign").round(2))
+
+# %% [markdown]
+# ## Ring, servers or factors, where they were measured
+#
+# The fastest step of each kind: a ring (after backward, wait-free, merged, buckets), parameter servers (one, sharded),
+# and sufficient factors. `next_ratio`: how much longer the next kind takes. An empty rate is the loopback interface,
+# which nothing holds back; that, and what else is bound by the processors, tells nothing of links.
+
+# %%
+KINDS = {
+    **dict.fromkeys(("end_of_backward", "wait_free", "merged", "buckets", "lazy"), "ring_s"),
+    **dict.fromkeys(("ps_central", "ps_sharded"), "servers_s"),
+    "sufficient_factors": "factors_s",
+}
+many = cells[(cells["workers"] > 1) & cells["name"].isin(KINDS)].assign(of=cells["name"].map(KINDS))
+many["gbit"] = many["rate_bits_per_s"].astype(float) / 1e9
+rows = []
+for (network, gbit, count), part in many.groupby(["network", "gbit", "workers"], sort=True, dropna=False):
+    times = part.groupby("of")["median_s"].min()
+    if len(times) < 2:
+        continue
+    ordered = times.sort_values()
+    each = [float(times.get(kind, np.nan)) for kind in ("ring_s", "servers_s", "factors_s")]
+    ratio = float(ordered.iloc[1] / ordered.iloc[0])
+    rows.append((network, gbit, count, *each, ordered.index[0][:-2], ratio, bool(part["is_cpu_bound"].any())))
+KINDS_TABLE = [
+    "network",
+    "gbit",
+    "workers",
+    "ring_s",
+    "servers_s",
+    "factors_s",
+    "fastest",
+    "next_ratio",
+    "is_cpu_bound",
+]
+kinds = pd.DataFrame(rows, columns=KINDS_TABLE)
+save(kinds, "kinds")
+if len(kinds):
+    display(kinds.set_index(["network", "gbit", "workers"]).round(3))
 
 # %% [markdown]
 # ## Rates that were not measured
@@ -144,7 +188,7 @@ for name, found in campaigns.items():
     if set(own["profile"]) <= seen:
         continue
     seen |= set(own["profile"])
-    key = next((key for key in fits if len(own) and key.startswith(str(own["engine"].iloc[0]))), None)
+    key = next((key for key in fits if key.startswith(worker_cells.GLOO)), None)
     if key is None or found.profile is None:
         continue
     replayed = worker_cells.replayed_of(found, cells[cells["campaign"] == name])

@@ -13,7 +13,8 @@ from steptime.core.claims import read_claims
 from steptime.core.files import write_text
 
 ROOT = Path(__file__).parents[2]
-STAGES = ("workers", "links", "predicted_measured")
+STAGES = ("workers", "links", "predicted_measured", "frameworks")
+PAGES = ("80_workers", "81_links", "82_predicted_measured", "83_frameworks")
 
 
 def checkout(root: Path) -> Path:
@@ -28,9 +29,11 @@ def checkout(root: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkout with a planted campaign and the three notebooks run in it."""
+    """A checkout with planted campaigns and the notebooks run in it."""
     root = checkout(tmp_path_factory.mktemp("study"))
     planted.write(root / "data/campaigns")
+    planted.write_engines(root / "data/campaigns")
+    planted.write_engines(root / "data/campaigns", "planted-engines-fast", planted.FAST)
     for name in STAGES:
         notebook.run(root, name, lambda line: None)
     return root
@@ -77,8 +80,37 @@ def test_a_server_loses_against_rings_as_planted(study: Path) -> None:
     assert (after["ratio"] < 1).all()
 
 
+def test_what_backward_hides_is_found_as_planted(study: Path) -> None:
+    """Engines that wait for backward hide nothing of it, a wait-free one does, and the planted order comes out."""
+    hidden = table(study, "frameworks", "hidden").set_index("key")
+    assert set(hidden.index) == set(planted.ENGINES)
+    for key, schedule in planted.ENGINES.items():
+        row = hidden.loc[key]
+        steps = [planted.step(schedule, 4, planted.RATES[1], fast).step_s for fast in (1.0, planted.FAST)]
+        alone = [planted.step("end_of_backward", 1, None, fast).step_s for fast in (1.0, planted.FAST)]
+        communication_s, exposed_s = steps[1] - alone[1], steps[0] - alone[0]
+        assert row["communication_s"] == pytest.approx(communication_s, rel=0.03)
+        most_s = min(communication_s, planted.profile().t_b_s)
+        assert row["share"] == pytest.approx((communication_s - exposed_s) / most_s, abs=0.05)
+    assert hidden.loc["caffe_mpi/wait_free", "lo"] > 0
+    assert hidden.loc["cntk_mpi/bits=32", "lo"] <= 0 <= hidden.loc["cntk_mpi/bits=32", "hi"]
+    order = table(study, "frameworks", "order").set_index("key")
+    ratio = order["predicted_speed_up"] / order["measured_speed_up"]
+    assert ratio.to_numpy() == pytest.approx(1.0, abs=0.06)
+
+
+def test_claims_about_frameworks_follow_what_was_planted(study: Path) -> None:
+    claims = {claim.id: claim for claim in read_claims(study / "data/derived/claims/frameworks.json")}
+    for name in ("cntk-no-overlap", "caffe-overlap", "mxnet-overlap", "schedules-order", "faster-devices"):
+        claim = claims[f"{name}-emulated"]
+        assert claim.verdict == "unverified source", "what is recalled decides nothing"
+        assert claim.why.startswith("so here: "), (name, claim.why)
+    assert claims["additive-step-emulated"].verdict == "holds"
+    assert claims["frameworks-differ-emulated"].verdict == "holds"
+
+
 def test_every_page_says_how_its_numbers_came_about(study: Path) -> None:
-    for name in ("80_workers", "81_links", "82_predicted_measured"):
+    for name in PAGES:
         text = (study / f"data/reports/notebooks/{name}.ipynb").read_text()
         assert "emulated compute, real communication" in text
 
@@ -87,7 +119,9 @@ def test_without_a_campaign_the_pages_say_so(tmp_path: Path) -> None:
     root = checkout(tmp_path / "empty")
     for name in STAGES:
         notebook.run(root, name, lambda line: None)
-    for name in ("80_workers", "81_links", "82_predicted_measured"):
+    for name in PAGES[:3]:
         assert "No campaign of many workers is recorded yet" in shown(root, name)
+    assert "No campaign of the frameworks' own engines is recorded yet" in shown(root, PAGES[3])
+    assert read_claims(root / "data/derived/claims/frameworks.json") == []
     assert read_claims(root / "data/derived/claims/workers.json") == []
     assert table(root, "predicted_measured", "asked").empty

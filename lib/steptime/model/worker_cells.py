@@ -30,6 +30,8 @@ from steptime.model.worker_steps import (
 )
 
 LEVEL = 0.9
+GLOO = "torch_gloo"
+"""The engine that runs every schedule: torch.distributed over gloo."""
 OF_RUN = ("engine", "schedule", "compute", "profile", "ranks", "ends", "rate_bits_per_s")
 MEASURED = (
     *("alpha_s", "beta_s_per_byte", "unshaped_beta_s_per_byte", "sent_bytes", "expected_bytes"),
@@ -40,7 +42,8 @@ COLUMNS = [
     *("median_s", "lo_s", "hi_s", "processes", "cpu_s", *MEASURED, "speed_up", "speed_up_lo", "speed_up_hi"),
 ]
 PREDICTIONS = [
-    *("campaign", "case_id", "network", "schedule", "workers", "rate_bits_per_s", "is_cpu_bound", "is_fitted"),
+    *("campaign", "case_id", "network", "engine", "schedule", "workers", "rate_bits_per_s", "is_cpu_bound"),
+    "is_fitted",
     *("measured_s", "predicted_s", "lo_s", "hi_s", "error", "is_covered"),
 ]
 
@@ -50,7 +53,7 @@ def cell_table(found: WorkersCampaign) -> pd.DataFrame:
 
     `cpu_s`: of all workers together, a step. A link's constants and the phases are medians over runs; one run on a link
     that its machine could not feed makes the case `is_cpu_bound`. Speed-up: N t(1) / t(N), the work of each worker
-    staying; missing where no lone worker was measured. Its interval is that of t(N).
+    staying, over a lone worker of the same engine; missing where none was measured. Its interval is that of t(N).
     """
     joined = found.campaign.joined()
     table = statistics.case_table(joined).set_index("case_id")[["median_s", "lo_s", "hi_s", "processes"]]
@@ -62,8 +65,7 @@ def cell_table(found: WorkersCampaign) -> pd.DataFrame:
     table = table.join(first, how="inner").join(by_case[list(MEASURED)].median()).join(cpu_s)
     table["is_cpu_bound"] = by_case["is_cpu_bound"].any()
     table = table.reset_index().assign(campaign=found.campaign.name)
-    alone = table[table["workers"] == 1]
-    lone_s = float(alone["median_s"].iloc[0]) if len(alone) else float("nan")
+    lone_s = table["engine"].map(table[table["workers"] == 1].set_index("engine")["median_s"])
     for name, of in (("speed_up", "median_s"), ("speed_up_lo", "hi_s"), ("speed_up_hi", "lo_s")):
         table[name] = table["workers"] * lone_s / table[of]
     order = ["network", "rate_bits_per_s", "schedule", "workers"]
@@ -88,7 +90,8 @@ def cell_of(row: pd.Series, profile: LayerProfile) -> Cell:
 
 
 def replayed_of(found: WorkersCampaign, cells: pd.DataFrame) -> Replayed:
-    """What the campaign's workers wait through, with what its lone worker's step has beyond the profile.
+    """What the campaign's workers wait through, with what the lone worker's step has beyond the profile; `cells` are
+    those of one engine.
 
     Raises InputError where workers computed, or none was alone.
     """
@@ -181,8 +184,8 @@ def message_cost(cells: pd.DataFrame) -> float:
 def predictions(campaigns: Sequence[WorkersCampaign], most: int = 2) -> tuple[pd.DataFrame, dict[str, Fitted]]:
     """Every cell predicted from those of at most `most` workers, columns PREDICTIONS; and the fit of each engine.
 
-    Campaigns of one machine and engine share a fit. Cells of a schedule without a model, and of campaigns without a
-    profile, are left out. Intervals are at 90 %.
+    Campaigns of one machine and engine share a fit; what is bound by the processors is predicted, but not fitted on.
+    Cells of a schedule without a model, and of campaigns without a profile, are left out. Intervals are at 90 %.
     """
     shared: dict[str, list[tuple[pd.Series, Observed]]] = {}
     tables: dict[str, list[pd.DataFrame]] = {}
@@ -191,11 +194,11 @@ def predictions(campaigns: Sequence[WorkersCampaign], most: int = 2) -> tuple[pd
         cells = cell_table(found)
         known = cells[cells["schedule"].map(name_of).isin(PREDICTED)]
         known = known[(known["workers"] == 1) | known["rate_bits_per_s"].notna()]
-        if found.profile is None or not (known["workers"] == 1).any():
-            continue
-        replayed = replayed_of(found, cells)
         runs = found.campaign.runs
         for engine, part in known.groupby("engine"):
+            if found.profile is None or not (part["workers"] == 1).any():
+                continue
+            replayed = replayed_of(found, part)
             key = f"{engine} on {runs['cpu_model'].iloc[0]}, {runs['cores_allowed'].iloc[0]} cores"
             cores[key] = int(runs["cores_allowed"].iloc[0])
             tables.setdefault(key, []).append(part)
@@ -205,13 +208,18 @@ def predictions(campaigns: Sequence[WorkersCampaign], most: int = 2) -> tuple[pd
             )
     rows, fits = [], {}
     for key, pairs in shared.items():
-        few = [each for row, each in pairs if row["workers"] <= most]
+        few = [each for row, each in pairs if _is_given(row, most)]
         if not any(each.cell.workers > 1 for each in few):
             continue
         table = pd.concat(tables[key])
-        fits[key] = fit_cells(few, table[table["workers"] <= most], cores[key])
+        fits[key] = fit_cells(few, table[table.apply(_is_given, axis=1, most=most)], cores[key])
         rows += [_predicted(row, each, fits[key], most) for row, each in pairs if row["workers"] > 1]
     return pd.DataFrame(rows, columns=PREDICTIONS), fits
+
+
+def _is_given(row: pd.Series, most: int) -> bool:
+    """Is the cell one that is fitted on?"""
+    return bool(row["workers"] <= most and not row["is_cpu_bound"])
 
 
 def _predicted(row: pd.Series, each: Observed, fitted: Fitted, most: int) -> dict[str, object]:
@@ -219,8 +227,8 @@ def _predicted(row: pd.Series, each: Observed, fitted: Fitted, most: int) -> dic
     half = fitted.half_width(each.cell.workers)
     lo_s, hi_s = predicted_s * np.exp(-half), predicted_s * np.exp(half)
     return {
-        **{name: row[name] for name in PREDICTIONS[:7]},
-        **{"is_fitted": row["workers"] <= most, "measured_s": each.step_s, "predicted_s": predicted_s},
+        **{name: row[name] for name in PREDICTIONS[:8]},
+        **{"is_fitted": _is_given(row, most), "measured_s": each.step_s, "predicted_s": predicted_s},
         **{"lo_s": lo_s, "hi_s": hi_s, "error": predicted_s / each.step_s - 1},
         "is_covered": lo_s <= each.step_s <= hi_s,
     }

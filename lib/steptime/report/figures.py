@@ -38,6 +38,9 @@ SCHEDULE_LABELS = {
     "ps_central": "one server",
     "ps_sharded": "sharded servers",
     "sufficient_factors": "sufficient factors",
+    "lazy": "lazy, fused",
+    "sparse": "sparse chunks",
+    "local_sgd": "local SGD",
 }
 _WIDE_RANGE = 12
 """A larger ratio between the longest and the shortest time is drawn on a logarithmic axis."""

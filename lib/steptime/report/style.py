@@ -58,6 +58,10 @@ THEME: dict[str, tuple[str, str]] = {
     "ps_central": ("#b0303f", "#ea7f88"),
     "ps_sharded": ("#c9662a", "#eb9a62"),
     "sufficient_factors": ("#3566a8", "#7da9e3"),
+    "lazy": ("#a3477a", "#e08fbc"),
+    "sparse": ("#55803a", "#9cc97e"),
+    "hierarchical": ("#5b5f9e", "#a4a8e6"),
+    "local_sgd": ("#8a5a5a", "#cda0a0"),
 }
 """Name -> (light, dark)."""
 
