@@ -19,6 +19,7 @@ DERIVED = [
     "board",
     "simulator",
     "parallelism",
+    "planning",
     "trace",
     "single_device",
     "dlbench",

@@ -2,7 +2,9 @@
 
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
+import axe_core_python
 import pytest
 
 FLAGS = (
@@ -16,6 +18,13 @@ FLAGS = (
     "--disable-component-update",
     "--disable-sync",
 )
+AXE = (Path(axe_core_python.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
+AXE_RUN = """
+const done = arguments[0];
+const told = ({id, impact, nodes}) => nodes.map((node) => `${impact} ${id}: ${node.target.join(" ")}`);
+axe.run({resultTypes: ["violations"]}).then(({violations}) => done(violations
+  .filter(({impact}) => ["serious", "critical"].includes(impact)).flatMap(told)), (error) => done([String(error)]));
+"""
 INSTALL = "no Chromium here; install it: sudo apt-get install -y chromium chromium-driver"
 
 
@@ -45,3 +54,10 @@ def look(browser: object, width: int, scheme: str, height: int = 900) -> None:
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
     features = [{"name": "prefers-color-scheme", "value": scheme}]
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+
+
+def barriers(browser: object) -> list[str]:
+    """What axe-core calls serious or critical on the page as it is shown: impact, rule and place."""
+    browser.set_script_timeout(120)
+    browser.execute_script(AXE)
+    return browser.execute_async_script(AXE_RUN)

@@ -4,8 +4,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from chromium import look
+from chromium import barriers, look
 from planted_report import claims, plant
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.ui import WebDriverWait
 
 from steptime.report.site import build_site
 
@@ -62,6 +64,9 @@ def test_the_checks_see_planted_faults(browser: object, tmp_path: Path) -> None:
     assert browser.execute_script(OVERLAPS) == ["labels overlap: one | two"]
     assert [line[5:] for line in browser.execute_script(FAINT)] == ["P.: faint"]
     assert any("none.png" in entry["message"] for entry in browser.get_log("browser"))
+    told = "\n".join(barriers(browser))
+    for fault in ("critical image-alt: img", "serious color-contrast: p", "serious html-has-lang: html"):
+        assert fault in told
 
 
 @pytest.mark.parametrize(("width", "scheme"), VIEWS)
@@ -75,6 +80,7 @@ def test_every_page_fits_and_is_readable(browser: object, reports: Path, width: 
         assert browser.execute_script("return document.title").endswith("steptime")
         assert browser.execute_script("return matchMedia('(prefers-color-scheme: dark)').matches") == (scheme == "dark")
         found = [fault for check in (FAULTS, FAINT, OVERLAPS) for fault in browser.execute_script(check)]
+        found += barriers(browser)
         found += [entry["message"] for entry in browser.get_log("browser")]
         if found:
             faults[page.name] = found
@@ -125,6 +131,62 @@ def test_the_menu_of_a_narrow_screen_opens_and_leads_on(browser: object, planted
     assert browser.current_url.endswith("claims.html")
 
 
+LOADED = "return [...document.scripts].filter((script) => script.src).map((script) => script.src.split('/').pop())"
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1440, "light")])
+def test_a_search_by_keyboard_leads_to_the_heading(browser: object, planted: Path, width: int, scheme: str) -> None:
+    look(browser, width, scheme)
+    browser.get((planted / "claims.html").as_uri())
+    assert browser.execute_script(LOADED) == []
+    field = browser.find_element("css selector", "#search input")
+    field.send_keys("Exit STATUSES")
+    links = _places(browser)
+    assert browser.execute_script(LOADED) == ["search-index.js"]
+    assert links[0].get_attribute("href").endswith("about.html#statuses")
+    assert links[0].find_element("tag name", "mark").text.lower() == "exit"
+    found = [fault for check in (FAULTS, FAINT) for fault in browser.execute_script(check)]
+    assert found + barriers(browser) + browser.get_log("browser") == []
+    field.send_keys(Keys.ARROW_DOWN)
+    assert browser.switch_to.active_element == links[0]
+    links[0].send_keys(Keys.ESCAPE)
+    assert browser.switch_to.active_element == field
+    assert not browser.find_element("id", "search-results").is_displayed()
+    field.send_keys(" ", Keys.BACKSPACE)
+    _places(browser)[0].send_keys(Keys.ENTER)
+    assert browser.current_url.endswith("about.html#statuses")
+
+
+def test_a_search_finds_every_page_claims_and_says_what_it_does_not_find(browser: object, planted: Path) -> None:
+    look(browser, 1440, "light")
+    for page in sorted(planted.glob("*.html")):
+        browser.get((planted / "index.html").as_uri())
+        browser.get(page.as_uri())
+        title = browser.find_element("tag name", "h1").text
+        browser.find_element("css selector", "#search input").send_keys(title)
+        assert page.name in [link.get_attribute("href").rpartition("/")[2] for link in _places(browser)]
+    field = browser.find_element("css selector", "#search input")
+    field.clear()
+    field.send_keys("merging claim 4)")
+    claim = _places(browser)[0]
+    assert "claims.html#planted-" in claim.get_attribute("href")
+    claim.click()
+    assert browser.execute_script("return document.querySelector(location.hash).textContent").count("planted claim 4")
+    field = browser.find_element("css selector", "#search input")
+    field.send_keys("<img src=x> nowhere")
+    said = browser.find_element("id", "search-said")
+    WebDriverWait(browser, 10).until(lambda _: said.text == "No places")
+    assert not browser.find_element("id", "search-results").is_displayed()
+
+
+def test_a_page_without_its_index_says_so(browser: object, planted: Path, tmp_path: Path) -> None:
+    alone = Path(shutil.copy(planted / "about.html", tmp_path))
+    browser.get(alone.as_uri())
+    browser.find_element("css selector", "#search input").send_keys("exit")
+    said = browser.find_element("id", "search-said")
+    WebDriverWait(browser, 10).until(lambda _: said.text == "search-index.js is missing beside this page")
+
+
 def test_the_ledger_sorts_by_number_and_back(browser: object, planted: Path) -> None:
     look(browser, 1440, "light")
     browser.get((planted / "claims.html").as_uri())
@@ -154,10 +216,10 @@ def test_the_ledger_filters_by_verdict_kind_and_words(browser: object, planted: 
             assert _shown(browser) == expected
             assert form.find_element("tag name", "output").text == f"{len(expected)} of {len(claims())} claims"
         choose(name, "")
-    browser.find_element("name", "words").send_keys("MERGING claim 4)")
+    form.find_element("name", "words").send_keys("MERGING claim 4)")
     assert _shown(browser) == ["Gain of merging (planted claim 4)"]
-    browser.find_element("name", "words").clear()
-    browser.find_element("name", "words").send_keys("nothing like it")
+    form.find_element("name", "words").clear()
+    form.find_element("name", "words").send_keys("nothing like it")
     assert _shown(browser) == []
 
 
@@ -170,8 +232,16 @@ def test_the_pages_are_whole_without_scripts(browser: object, planted: Path) -> 
         assert [row.is_displayed() for row in rows] == [True] * len(claims())
         assert not browser.find_element("id", "filter").is_displayed()
         assert not browser.find_elements("css selector", "th button")
+        assert not browser.find_element("id", "search").is_displayed()
     finally:
         browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
+
+
+def _places(browser: object) -> list[object]:
+    """Links of the places that the search found, once there are some."""
+    return WebDriverWait(browser, 10).until(
+        lambda _: browser.find_elements("css selector", "#search-results:not([hidden]) a")
+    )
 
 
 def _column(browser: object, label: str) -> list[str]:

@@ -53,6 +53,24 @@ def test_there_is_a_page_for_each_notebook_and_they_are_found_from_each(built: P
         assert soup.select_one("a.skip")["href"] == "#main"
 
 
+def test_the_search_index_has_every_page_and_heading_and_no_code(built: Path) -> None:
+    text = (built / "data" / "reports" / "search-index.js").read_text(encoding="utf-8")
+    assert text.startswith("globalThis.steptimeIndex = [")
+    index = json.loads(text.removeprefix("globalThis.steptimeIndex = ").removesuffix(";\n"))
+    assert sorted(page["href"] for page in index) == [f"{name}.html" for name in PAGES]
+    for page in index:
+        soup = _soup(built, page["href"].removesuffix(".html"))
+        names = [name for name, _, _ in page["sections"]]
+        assert names[0] == ""
+        assert page["title"] == re.sub(r"\s+", " ", soup.h1.get_text(" ")).strip()
+        wanted = [heading["id"] for heading in soup.select("main :is(h2, h3)[id]") if not heading.find_parent("nav")]
+        assert set(wanted) <= set(names)
+        assert "script" not in names
+    claimed = next(page for page in index if page["href"] == "claims.html")["sections"]
+    assert [heading for _, heading, _ in claimed][1 : 1 + len(claims())] == [claim["claim"] for claim in claims()]
+    assert "import " not in next(page for page in index if page["href"] == "measure.html")["sections"][0][2]
+
+
 def test_pages_need_nothing_but_their_folder(built: Path) -> None:
     reports = built / "data" / "reports"
     pages = sorted(reports.glob("*.html"))
@@ -267,7 +285,7 @@ def test_a_page_over_two_megabytes_names_its_notebook(checkout: Path) -> None:
 
 
 def test_a_site_over_twenty_megabytes_is_refused(checkout: Path) -> None:
-    (checkout / "data" / "published" / "large.csv").write_bytes(b"1\n" * 10_000_000)
+    (checkout / "data" / "published" / "large.csv").write_bytes(b"1\n" * 9_800_000)
     with pytest.raises(InputError, match=r"report: 20\.\d MB in all, over 20 MB"):
         build_site(checkout)
 

@@ -124,6 +124,9 @@ def tidy_tables(soup: BeautifulSoup) -> None:
         _join_heads(found)
         _align_numbers(found)
         _mark_cells(found)
+        for empty in found.select("thead th"):
+            if not empty.get_text().strip():
+                empty.name = "td"  # it heads nothing
         caption = found.find("caption")
         label = caption.get_text() if caption else f"Table {place}"
         found.wrap(soup.new_tag("div", attrs=_SCROLL | {"aria-label": label}))

@@ -18,7 +18,7 @@ from steptime.core.files import read_text
 from steptime.report import markup
 
 TEMPLATES = Path(__file__).parent / "templates"
-RESERVED = ("index", "claims", "campaigns", "glossary", "reference", "about")
+RESERVED = ("index", "planner", "claims", "campaigns", "glossary", "reference", "about")
 _LONG_FORMULA = 40
 _FIGURE_MARK = "steptime-figure-{}"
 

@@ -23,7 +23,7 @@ from steptime.core.claims import Claim, Figure, Kind, Paper, Verdict, read_claim
 from steptime.core.errors import EXIT_STATUSES, InputError
 from steptime.core.files import read_text, read_yaml, validated, write_text
 from steptime.core.machine import Link, Machine, read_machine
-from steptime.report import citation, markup, planner, provenance, reference
+from steptime.report import citation, markup, planner, provenance, reference, search
 from steptime.report.notebooks import TEMPLATES, NotebookPage, markdown, read_pages
 from steptime.report.provenance import Recorded
 from steptime.report.style import THEME
@@ -72,8 +72,10 @@ def build_site(root: Path) -> list[Path]:
     try:
         _copy_data(root, scratch)
         shutil.copytree(reports / "notebooks", scratch / "notebooks")
-        for name, html in _pages(content, scratch):
+        texts = dict(_pages(content, scratch))
+        for name, html in texts.items():
             write_text(scratch / name, html)
+        write_text(scratch / search.INDEX_NAME, search.index_text(texts))
         pages = sorted(scratch.glob("*.html"))
         _check(scratch, pages)
         return _swap_in(scratch, reports, pages)
@@ -146,7 +148,10 @@ def _pages(content: _Content, scratch: Path) -> Iterator[tuple[str, str]]:
     environment = _environment()
     nav = _navigation(content)
     groups = {name: [entry for entry in nav if entry.group == name] for name in dict.fromkeys(e.group for e in nav)}
-    shared = {"groups": groups, "theme": THEME, "style": Markup(read_text(TEMPLATES / "style.css"))}
+    files = {"style": "style.css", "search": "search.js"}
+    shared = {"groups": groups, "theme": THEME} | {
+        name: Markup(read_text(TEMPLATES / file)) for name, file in files.items()
+    }
 
     def render(template: str, href: str, **values: Any) -> tuple[str, str]:
         place = [entry.href for entry in nav].index(href)
@@ -316,6 +321,7 @@ def _swap_in(scratch: Path, reports: Path, pages: list[Path]) -> list[Path]:
     if (reports / "data").exists():
         (reports / "data").rename(old)
     (scratch / "data").rename(reports / "data")
+    os.replace(scratch / search.INDEX_NAME, reports / search.INDEX_NAME)
     new = {page.name for page in pages}
     for page in sorted(pages, key=lambda path: path.name == "index.html"):
         os.replace(page, reports / page.name)
