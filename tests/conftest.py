@@ -106,6 +106,18 @@ class SkipsChecked:
             terminalreporter.write_line(f"REFUSED SKIP {nodeid}: {reason} (not in tests/conftest.py)", red=True)
 
 
+MEASURING = re.compile(r"pipeline|jupyterlab|alone_pages|cluster_|measure|torch_module|doctor|test_cli|interference")
+"""Files of tests that measure: one process at a time may, so one of pytest's processes runs them all."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A file's tests, which share its fixtures, stay in one process."""
+    for item in items:
+        group = "measuring" if MEASURING.search(item.path.name) else item.path.name
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "gpu: needs an NVIDIA GPU")
     config.pluginmanager.register(SkipsChecked())

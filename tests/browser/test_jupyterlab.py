@@ -1,4 +1,7 @@
-"""Every notebook opened, run and saved in JupyterLab: no error, and nothing in Git changes but the outputs."""
+"""Every notebook opened, run by hand with its defaults and saved in JupyterLab: no error, and nothing changes but its
+
+own outputs and the scratch folder.
+"""
 
 import os
 import shutil
@@ -84,7 +87,7 @@ def lab(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[st
             server.wait()
 
 
-def test_every_notebook_runs_and_saves_without_a_change_in_git(browser: object, lab: str, checkout: Path) -> None:
+def test_every_notebook_runs_with_its_defaults_and_saves_without_a_change_in_git(browser: object, lab: str, checkout: Path) -> None:
     texts = {path: path.read_bytes() for path in checkout.glob("notebooks/text/*.py")}
     names = sorted(path.name for path in checkout.glob("notebooks/*.ipynb"))
     assert [name.removesuffix(".ipynb") for name in names] == sorted(path.stem for path in texts)
@@ -93,6 +96,7 @@ def test_every_notebook_runs_and_saves_without_a_change_in_git(browser: object, 
     _until(browser, "return !!(window.jupyterapp && window.jupyterapp.commands)")
     kinds: set[str] = set()
     for name in names:
+        before = _written(checkout)
         result = browser.execute_async_script(RUN_AND_SAVE, f"notebooks/{name}")
         assert "error" not in result, f"{name}: {result['error']}"
         errors = [output for output in result["outputs"] if output["output_type"] == "error"]
@@ -100,6 +104,7 @@ def test_every_notebook_runs_and_saves_without_a_change_in_git(browser: object, 
         assert result["waiting"] == 0, name
         assert result["saved"]["dirty"] is False, name
         assert result["saved"]["status"] in ("idle", "busy"), name
+        assert {path for path, _ in before ^ _written(checkout)} <= {checkout / "notebooks" / name}, name
         kinds |= {kind for output in result["outputs"] for kind in output.get("data", {})}
         _publish(checkout, name.removesuffix(".ipynb").partition("_")[2])
 
@@ -112,6 +117,13 @@ def test_every_notebook_runs_and_saves_without_a_change_in_git(browser: object, 
 
     _steptime(checkout, "notebooks", "strip")
     assert _git(checkout, "status", "--porcelain") == ""
+
+
+def _written(checkout: Path) -> set[tuple[Path, int]]:
+    """Every file outside the scratch folder and the caches, with the time of its last change."""
+    ignored = {".scratch", "__pycache__", ".git", ".ipynb_checkpoints", ".virtual_documents"}
+    files = [path for path in checkout.rglob("*") if path.is_file() and not ignored & set(path.parts)]
+    return {(path, path.stat().st_mtime_ns) for path in files}
 
 
 def _publish(checkout: Path, name: str) -> None:
