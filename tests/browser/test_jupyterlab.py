@@ -87,7 +87,9 @@ def lab(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[st
             server.wait()
 
 
-def test_every_notebook_runs_with_its_defaults_and_saves_without_a_change_in_git(browser: object, lab: str, checkout: Path) -> None:
+def test_every_notebook_runs_with_its_defaults_and_saves_without_a_change_in_git(
+    browser: object, lab: str, checkout: Path
+) -> None:
     texts = {path: path.read_bytes() for path in checkout.glob("notebooks/text/*.py")}
     names = sorted(path.name for path in checkout.glob("notebooks/*.ipynb"))
     assert [name.removesuffix(".ipynb") for name in names] == sorted(path.stem for path in texts)
