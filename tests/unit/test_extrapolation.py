@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from steptime.core.errors import InputError
 from steptime.model.extrapolation import calibrated_fits, extrapolate
+from steptime.model.extrapolation_benchmark import extrapolation_speed
 from steptime.model.observations import STEPS, read_observed, read_points
 
 HOLDOUT = Path(__file__).parents[3] / "shared" / "holdout"
@@ -206,3 +207,12 @@ def test_public_step_times_beat_the_last_point():
     error = (found["step_time_s"] / truth["step_time_s"] - 1).abs()
     last = seen[seen["workers"] == 8].set_index("group")["step_time_s"].reindex(truth["group"]).to_numpy()
     assert error.median() < (last / truth["step_time_s"] - 1).abs().median()
+
+
+def test_the_benchmark_times_both_on_the_same_steps():
+    said = []
+    result = extrapolation_speed(rows=120, points=24, report=said.append)
+    assert result["extrapolate_s"] > 0
+    assert result["simple_s"] > 0
+    assert result["error"] < result["simple_error"]
+    assert "120 rows" in said[0]
