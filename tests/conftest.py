@@ -106,7 +106,7 @@ class SkipsChecked:
             terminalreporter.write_line(f"REFUSED SKIP {nodeid}: {reason} (not in tests/conftest.py)", red=True)
 
 
-MEASURING = re.compile(r"pipeline|jupyterlab|alone_pages|cluster_|measure|torch_module|doctor|test_cli|interference")
+MEASURING = re.compile(r"pipeline|jupyterlab|cluster_|measure|torch_module|doctor|test_cli|interference")
 """Files of tests that measure: one process at a time may, so one of pytest's processes runs them all."""
 
 

@@ -7,6 +7,7 @@ import pandas as pd
 import yaml
 
 from steptime.core.files import write_text
+from steptime.core.step import LayerProfile
 
 CAMPAIGN = "planted-laptop"
 LINKS = {"10gbe": (4.5e-5, 8.5e-10), "1gbe": (4.4e-4, 9e-9), "100gb-ib": (7.2e-6, 8e-11)}
@@ -49,6 +50,28 @@ def plant_fit(root: Path) -> Path:
         link = {"name": name, "alpha_s": alpha_s, "beta_s_per_byte": beta, "source": "planted"}
         write_text(root / "data" / "machines" / "links" / f"{name}.yaml", yaml.safe_dump(link))
     return fitted
+
+
+def plant_profile(root: Path, campaign: str, case_id: str, profile: LayerProfile) -> None:
+    """Add the profile of a float32 case of torch to what `plant_fit` wrote, to the last digit."""
+    fitted = root / "data" / "derived" / "fit"
+    names = ("forward_s", "backward_s", "parameter_bytes", "activation_bytes")
+    layers = pd.DataFrame({"layer": profile.layers} | {name: getattr(profile, name) for name in names})
+    case = _case(case_id, "torch", profile.network, profile.batch, "float32") | {"campaign": campaign}
+    phases = {
+        "io": profile.t_io_s,
+        "h2d": profile.t_h2d_s,
+        "forward": profile.t_f_s,
+        "backward": profile.t_b_s,
+        "update": profile.t_u_s,
+    }
+    added = {
+        "layers": layers.assign(campaign=campaign, case_id=case_id),
+        "phases": pd.DataFrame([case | {"phase": phase, "time_s": seconds} for phase, seconds in phases.items()]),
+    }
+    for name, rows in added.items():
+        whole = pd.concat([pd.read_csv(fitted / f"{name}.csv"), rows])
+        write_text(fitted / f"{name}.csv", whole.to_csv(index=False, float_format="%.17g"))
 
 
 def _case(case_id: str, framework: str, network: str, batch: int, dtype: str) -> dict:

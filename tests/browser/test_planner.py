@@ -12,16 +12,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 from bs4 import BeautifulSoup
-from chromium import look
-from planted_planner import plant_fit
+from chromium import barriers, look
+from planted_planner import plant_fit, plant_profile
 from planted_report import plant
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
 
+from steptime import networks
+from steptime.core.campaign import read_campaign
 from steptime.core.machine import Link
 from steptime.core.step import AGGREGATIONS, LayerProfile, Schedule
 from steptime.model.collectives import all_reduce, line
 from steptime.model.exchanges import CentralServer, Collective, Exchange, ShardedServer
+from steptime.model.fitting import layer_profile
 from steptime.model.schedules import step_graph
 from steptime.model.step import predict_step
 from steptime.model.what_if import bottlenecks, steady_s
@@ -34,7 +37,8 @@ HERE = Path(__file__).parent
 FAULTS, FAINT, OVERLAPS = (
     (HERE / f"{name}.js").read_text(encoding="utf-8") for name in ("faults", "faint", "overlaps")
 )
-REAL = HERE.parents[1] / "data" / "reports" / "planner.html"
+CHECKOUT = HERE.parents[1]
+REAL = CHECKOUT / "data" / "reports" / "planner.html"
 VIEWS = list(itertools.product((390, 1440), ("light", "dark")))
 TOLERANCE = 1e-9
 LINKS = [("10gbe", 4.525e-5, 8.484e-10), ("1gbe", 4.36e-4, 9e-9), ("100gb-ib", 7.2e-6, 8e-11)]
@@ -59,6 +63,19 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     plant_fit(root)
     build_site(root)
     return root
+
+
+@pytest.fixture(scope="module")
+def committed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The address of a plan on a page that has a committed campaign's profile and the checkout's links."""
+    root = plant(tmp_path_factory.mktemp("committed"))
+    plant_fit(root)
+    shutil.copytree(CHECKOUT / "data/machines/links", root / "data/machines/links", dirs_exist_ok=True)
+    name, case_id = "epyc-2core-settings", "torch-alexnet-quick-b16-float32-cpu-t1-sequential"
+    campaign = read_campaign(CHECKOUT / "data/campaigns" / name)
+    plant_profile(root, name, case_id, layer_profile(campaign, networks.build("alexnet", size="quick"), case_id))
+    build_site(root)
+    return f"{(root / 'data/reports/planner.html').as_uri()}#profile={name}/{case_id}&link=10gbe"
 
 
 @pytest.fixture(params=["planted", "real"])
@@ -218,6 +235,7 @@ def test_the_page_fits_and_is_readable(browser: object, any_page: Path, setting:
     _open(browser, f"{any_page.as_uri()}#{SETTINGS[setting].replace(ALEXNET, alexnet)}")
     assert _text(browser, "fault") == ""
     found = [fault for check in (FAULTS, FAINT, OVERLAPS) for fault in browser.execute_script(check)]
+    found += barriers(browser)
     found += [entry["message"] for entry in browser.get_log("browser")]
     assert found == []
     assert not _shown(browser, "planner-static")
@@ -317,23 +335,30 @@ def test_the_copied_python_prints_the_pages_number(browser: object, root: Path, 
     assert float(printed.stdout) == pytest.approx(_step_of_page(browser), rel=TOLERANCE)
 
 
-def test_the_button_copies(browser: object, page: str) -> None:
-    _open(browser, page)
-    browser.find_element("css selector", "[data-copy=command]").click()
-    WebDriverWait(browser, 10).until(lambda browser: "Command copied" in _text(browser, "copied"))
+@pytest.mark.parametrize("name", ["python", "command"])
+def test_the_button_copies_what_stands_there(browser: object, page: str, name: str) -> None:
+    _open(browser, f"{page}#workers=48")
+    browser.find_element("css selector", f"[data-copy={name}]").click()
+    WebDriverWait(browser, 10).until(lambda browser: f"{name.capitalize()} copied" in _text(browser, "copied"))
+    field = browser.find_element("css selector", "#search input")
+    field.send_keys(Keys.CONTROL, "v", Keys.NULL)
+    pasted = field.get_attribute("value")  # a field of one line has no line breaks
+    assert "48" in pasted
+    assert "".join(pasted.split()) == "".join(_text(browser, name).split())
 
 
-@pytest.mark.skipif(not REAL.is_file(), reason="data/reports is not built here; `make study` builds it")
-def test_the_copied_command_prints_the_pages_number(browser: object) -> None:
-    """On the real page: the command reads the committed campaign itself, the page six digits of it."""
+@pytest.mark.parametrize("plan", ["workers=64", "workers=8&schedule=merged&prefetch=1", "schedule=end_of_backward"])
+def test_the_copied_command_prints_the_pages_number(browser: object, committed: str, plan: str) -> None:
+    """Of a committed campaign: the command reads it in the checkout, the page has its profile."""
     look(browser, 1440, "light")
-    _open(browser, f"{REAL.as_uri()}#workers=64&schedule=merged&prefetch=1")
+    _open(browser, f"{committed}&{plan}")
+    assert _text(browser, "fault") == ""
     command = shlex.split(_text(browser, "command"))
     assert command[:2] == ["steptime", "predict"]
     arguments = [sys.executable, "-c", "from steptime.cli import main; main()", *command[1:], "--csv"]
-    printed = subprocess.run(arguments, cwd=REAL.parents[2], capture_output=True, text=True, check=True, env=os.environ)
+    printed = subprocess.run(arguments, cwd=CHECKOUT, capture_output=True, text=True, check=True, env=os.environ)
     head, row = (line.split(",") for line in printed.stdout.strip().splitlines())
-    assert float(row[head.index("step_s")]) == pytest.approx(_step_of_page(browser), rel=1e-4)
+    assert float(row[head.index("step_s")]) == pytest.approx(_step_of_page(browser), rel=5e-6)  # it prints six digits
 
 
 def _open(browser: object, address: str) -> None:

@@ -89,8 +89,8 @@ def headline(plan: Plan, found: Planned) -> str:
     profile = plan.recorded.profile
     most = found.without.iloc[0]
     return (
-        f"{plan.recorded.setting} on {profile.network}, batch {plan.batch} a worker, workers: {plan.workers}, link: "
-        f"{plan.link.name}: {1e3 * found.step.step_s:.4g} ms a step{interval}, speed-up {found.speed_up:.3g} "
+        f"{plan.recorded.setting} on {profile.network}, batch {plan.batch} a worker, {plan.workers} "
+        f"worker{'' if plan.workers == 1 else 's'} over {plan.link.name}: {1e3 * found.step.step_s:.4g} ms a step{interval}, speed-up {found.speed_up:.3g} "
         f"(modelled). Without {FREED[most['resource']]} it would take {1e3 * most['free_step_s']:.4g} ms, "
         f"{most['gain']:.1%} less."
     )
@@ -99,8 +99,13 @@ def headline(plan: Plan, found: Planned) -> str:
 def without(found: Planned) -> pd.DataFrame:
     """What a step waits for, as a table for people."""
     table = found.without
-    shares = [f"{100 * gain:.1f} %" for gain in table["gain"]]
-    return pd.DataFrame({"without": table["resource"].map(FREED), "step_s": table["free_step_s"], "gain": shares})
+    return pd.DataFrame(
+        {
+            "without": table["resource"].map(FREED),
+            "step, ms": (1e3 * table["free_step_s"]).map("{:.4g}".format),
+            "less": (100 * table["gain"]).map("{:.1f} %".format),
+        }
+    )
 
 
 def curve_figure(plan: Plan, found: Planned) -> Figure:
