@@ -156,6 +156,7 @@ def _workers_row(
 ) -> dict[str, Any]:
     servers = {"ps_central": 1, "ps_sharded": workers}.get(schedule, 0)
     of = None if rate is None else link(rate)
+    sent = float(profile().parameter_bytes.sum()) * (1.0 if servers == 1 else 2 * (workers - 1) / workers)
     return {
         **{"run_id": run_id, "compute": compute},
         **{"profile": "planted: case", "ranks": workers + servers, "nodes": workers},
@@ -165,8 +166,8 @@ def _workers_row(
         "beta_s_per_byte": None if of is None else of.beta_s_per_byte,
         "unshaped_beta_s_per_byte": None if of is None else UNSHAPED_BETA,
         "is_cpu_bound": rate is not None and workers * rate / 8 > 1 / 3 / UNSHAPED_BETA,
-        "sent_bytes": None if rate is None else 2.02 * (workers - 1) / workers * float(profile().parameter_bytes.sum()),
-        "expected_bytes": 2 * (workers - 1) / workers * float(profile().parameter_bytes.sum()),
+        "sent_bytes": None if rate is None else 1.01 * sent,
+        "expected_bytes": sent,
         **{"forward_s": profile().t_f_s, "backward_s": profile().t_b_s, "exposed_s": found.exposed_s},
         "update_s": 0.0,
     }

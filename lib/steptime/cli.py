@@ -795,6 +795,45 @@ def workers_run(
     click.echo(f"{out}: {len(campaign.runs)} runs, {compute} compute, real communication")
 
 
+@workers.command("job")
+@click.option("--network", required=True, help="Network to train.")
+@click.option("--workers", "count", type=int, required=True, help="Number of workers, one a rank.")
+@click.option("--schedule", required=True, help="As for `workers run`, of torch_gloo or caffe_mpi.")
+@click.option("--emulate", help="A setting, whose recorded layer profile is replayed, or a CSV file with one.")
+@click.option("--campaign", "name", help="Campaign to take the setting's profile from.")
+@click.option("--batch", type=int, help="Batch of one worker [the profile's, or 16].")
+@click.option("--size", default="quick", show_default=True, help="quick or full network.")
+@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Threads of one worker.")
+@click.option("--steps", type=click.IntRange(1), default=20, show_default=True, help="Timed steps.")
+@click.option("--warmups", type=click.IntRange(0), default=3, show_default=True, help="Steps before them.")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="The job's JSON file.")
+def workers_job(
+    network: str,
+    count: int,
+    schedule: str,
+    emulate: str | None,
+    name: str | None,
+    batch: int | None,
+    size: str,
+    threads: int,
+    steps: int,
+    warmups: int,
+    out: Path,
+) -> None:
+    """Write a job for ranks that a cluster's own launcher starts, and say how.
+
+    Each rank runs the program that is printed with the file as its argument, under torchrun, Slurm or mpirun. The file
+    names programs by this checkout's path: all hosts need it at that path.
+    """
+    from steptime import networks
+    from steptime.cluster.engines import cluster_job
+
+    profile = None if emulate is None else _profile(emulate, name, network, size, batch)
+    described = networks.build(network, size=size) if profile is None or network in networks.NAMES else None
+    timed = {"batch": profile.batch if profile else batch or 16, "warmups": warmups, "steps": steps, "threads": threads}
+    click.echo(cluster_job(described, profile, schedule, count, timed, out))
+
+
 def _profile(emulate: str, name: str | None, network: str, size: str, batch: int | None) -> Any:
     """The layer profile in the CSV file `emulate`, or the one recorded of the setting of that name."""
     from steptime import frameworks, networks
@@ -1167,6 +1206,19 @@ def benchmarks_simulator() -> None:
     from steptime.model.simulator_benchmark import simulator_speed
 
     sys.exit(0 if simulator_speed(click.echo)["met"] else 1)
+
+
+@benchmarks.command("extrapolation")
+def benchmarks_extrapolation() -> None:
+    """Fitting 2,526 steps and predicting 490, beside a simple fit of the same table.
+
+    Exits with 1 when the goal is missed.
+    """
+    # As `steptime extrapolate` does.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    from steptime.model.extrapolation_benchmark import extrapolation_speed
+
+    sys.exit(0 if extrapolation_speed(report=click.echo)["met"] else 1)
 
 
 @benchmarks.command("planner")

@@ -176,16 +176,16 @@ for number, (name, found) in enumerate(campaigns.items()):
     own = own[own["name"].isin(worker_steps.PREDICTED) & own["rate_bits_per_s"].notna()]
     own = own[~own["is_cpu_bound"].astype(bool)]
     own = own[own["place"] == own["place"].iloc[0]] if len(own) else own
-    if own.empty or found.profile is None or not fits:
+    fit = fits.get(worker_cells.fit_key(worker_cells.GLOO, found.campaign.runs))
+    if own.empty or found.profile is None or fit is None:
         continue
     replayed = worker_cells.replayed_of(found, cells[cells["campaign"] == name])
-    host = next(fit.host for key, fit in fits.items() if key.startswith(worker_cells.GLOO))
     lines: dict[str, Timeline] = {}
     for _, row in own.iterrows():
         label = figures.SCHEDULE_LABELS.get(row["name"], row["name"])
         lines[f"{label}, emulated"] = measured_line(found, row["case_id"])
         cell = worker_cells.cell_of(row, found.profile)
-        lines[f"{label}, simulated"] = worker_steps.predict(replayed, cell, host).timeline
+        lines[f"{label}, simulated"] = worker_steps.predict(replayed, cell, fit.host).timeline
     title = f"{own['place'].iloc[0]}, {timeline_workers} workers"
     figure = simulations.timelines(lines, f"One step, emulated compute beside simulated: {title}")
     style.save(figure, folder / f"figures/timeline-{number}.svg")

@@ -127,30 +127,23 @@ KINDS = {
 }
 many = cells[(cells["workers"] > 1) & cells["name"].isin(KINDS)].assign(of=cells["name"].map(KINDS))
 many["gbit"] = many["rate_bits_per_s"].astype(float) / 1e9
+TIMES = ["ring_s", "servers_s", "factors_s"]
 rows = []
-for (network, gbit, count), part in many.groupby(["network", "gbit", "workers"], sort=True, dropna=False):
+for (campaign, network, gbit, count), part in many.groupby(
+    ["campaign", "network", "gbit", "workers"], sort=True, dropna=False
+):
     times = part.groupby("of")["median_s"].min()
     if len(times) < 2:
         continue
     ordered = times.sort_values()
-    each = [float(times.get(kind, np.nan)) for kind in ("ring_s", "servers_s", "factors_s")]
+    each = [float(times.get(kind, np.nan)) for kind in TIMES]
     ratio = float(ordered.iloc[1] / ordered.iloc[0])
-    rows.append((network, gbit, count, *each, ordered.index[0][:-2], ratio, bool(part["is_cpu_bound"].any())))
-KINDS_TABLE = [
-    "network",
-    "gbit",
-    "workers",
-    "ring_s",
-    "servers_s",
-    "factors_s",
-    "fastest",
-    "next_ratio",
-    "is_cpu_bound",
-]
+    rows.append((campaign, network, gbit, count, *each, ordered.index[0][:-2], ratio, bool(part["is_cpu_bound"].any())))
+KINDS_TABLE = ["campaign", "network", "gbit", "workers", *TIMES, "fastest", "next_ratio", "is_cpu_bound"]
 kinds = pd.DataFrame(rows, columns=KINDS_TABLE)
 save(kinds, "kinds")
 if len(kinds):
-    display(kinds.set_index(["network", "gbit", "workers"]).round(3))
+    display(kinds.drop(columns="campaign").set_index(["network", "gbit", "workers"]).round(3))
 
 # %% [markdown]
 # ## Rates that were not measured
@@ -188,8 +181,8 @@ for name, found in campaigns.items():
     if set(own["profile"]) <= seen:
         continue
     seen |= set(own["profile"])
-    key = next((key for key in fits if key.startswith(worker_cells.GLOO)), None)
-    if key is None or found.profile is None:
+    key = worker_cells.fit_key(worker_cells.GLOO, found.campaign.runs)
+    if key not in fits or found.profile is None:
         continue
     replayed = worker_cells.replayed_of(found, cells[cells["campaign"] == name])
     like = own.iloc[0]

@@ -86,8 +86,10 @@ for row in found.itertuples():
 # links, are in the table of cells only.
 
 # %%
-unseen = table[~table["is_fitted"].astype(bool) & ~table["is_cpu_bound"].astype(bool)]
-judged = unseen[unseen["engine"] == worker_cells.GLOO]
+unseen = table[table["workers"] > fitted_on]
+of_gloo = unseen[unseen["engine"] == worker_cells.GLOO]
+judged = of_gloo[~of_gloo["is_cpu_bound"].astype(bool)]
+bound = of_gloo[of_gloo["is_cpu_bound"].astype(bool)]
 errors = judged["error"].astype(float).abs()
 if len(judged):
     order = judged.sort_values(["place", "name", "workers"], kind="stable")
@@ -161,6 +163,15 @@ if len(asked):
         )
     )
 
+if len(bound):
+    off = bound["error"].astype(float).abs()
+    display(
+        Markdown(
+            f"Not judged, being bound by the processors: {len(bound)} cells, median error {off.median():.1%}, largest "
+            f"{off.max():.1%}, {int(bound['is_covered'].sum())} within their 90 % intervals."
+        )
+    )
+
 # %% [markdown]
 # ## Another engine
 #
@@ -172,7 +183,12 @@ if len(asked):
 other = unseen[unseen["engine"] != worker_cells.GLOO].assign(absolute=lambda part: part["error"].astype(float).abs())
 others = (
     other.groupby(["engine", "place", "name", "workers"])
-    .agg(error=("error", "mean"), absolute=("absolute", "mean"), is_covered=("is_covered", "all"))
+    .agg(
+        error=("error", "mean"),
+        absolute=("absolute", "mean"),
+        is_covered=("is_covered", "all"),
+        is_cpu_bound=("is_cpu_bound", "any"),
+    )
     .reset_index()
 )
 save(others, "other_engines")
@@ -180,7 +196,8 @@ if len(others):
     display(
         Markdown(
             f"{len(others)} cells of another engine: median error {others['absolute'].median():.1%}, largest "
-            f"{others['absolute'].max():.1%}; {int(others['is_covered'].sum())} within their 90 % intervals."
+            f"{others['absolute'].max():.1%}; {int(others['is_covered'].sum())} within their 90 % intervals; "
+            f"{int(others['is_cpu_bound'].sum())} of them are bound by the processors and tell of this machine only."
         )
     )
     display(others.drop(columns="absolute").set_index(["engine", "place", "name", "workers"]).round(3))

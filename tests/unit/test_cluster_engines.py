@@ -35,16 +35,25 @@ BATCH, STEPS, SEED = 4, 3, 1
 NETWORK = networks.build("lenet", width=0.4, image=28)
 LAYERS = learnable_of(NETWORK)
 TOLERANCE = 1e-5
-PAIRS = [
-    ("tensorflow_multiworker", "pack"),
-    ("tensorflow_multiworker", "pack=20000"),
-    ("mxnet_kvstore", "dist_sync=1"),
-    ("mxnet_kvstore", "dist_sync=2"),
-    ("mxnet_kvstore", "dist_device_sync"),
-    ("cntk_mpi", "bits=32"),
-    ("chainermn_mpi", "naive"),
-    ("caffe_mpi", "end_of_backward"),
-    ("caffe_mpi", "wait_free"),
+AVERAGED = [
+    ("tensorflow_multiworker", "pack", 2),
+    ("tensorflow_multiworker", "pack=20000", 2),
+    ("tensorflow_multiworker", "pack", 3),
+    ("tensorflow_multiworker", "pack=20000", 4),
+    ("mxnet_kvstore", "dist_sync=1", 2),
+    ("mxnet_kvstore", "dist_sync=2", 3),
+    ("mxnet_kvstore", "dist_sync=2", 4),
+    ("mxnet_kvstore", "dist_device_sync", 2),
+    ("cntk_mpi", "bits=32", 2),
+    ("cntk_mpi", "bits=32", 3),
+    ("cntk_mpi", "bits=32", 4),
+    ("chainermn_mpi", "naive", 2),
+    ("chainermn_mpi", "naive", 3),
+    ("chainermn_mpi", "naive", 4),
+    ("caffe_mpi", "end_of_backward", 2),
+    ("caffe_mpi", "end_of_backward", 4),
+    ("caffe_mpi", "wait_free", 3),
+    ("caffe_mpi", "wait_free", 4),
 ]
 
 
@@ -77,10 +86,9 @@ def largest_error(found: Path, wanted: Path) -> float:
     return max(float(np.linalg.norm(a[name] - b[name]) / np.linalg.norm(b[name])) for name in b)
 
 
-@pytest.mark.parametrize(("name", "schedule"), PAIRS)
-def test_the_averages_are_those_of_one_process(name: str, schedule: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "schedule", "workers"), AVERAGED)
+def test_the_averages_are_those_of_one_process(name: str, schedule: str, workers: int, tmp_path: Path) -> None:
     skip_unless_installed(name)
-    workers = 3 if schedule in ("dist_sync=2", "naive", "wait_free") else 2
     reference(name, workers, tmp_path)
     sync = synchronisation(name, schedule, LAYERS, workers, BATCH)
     places = [Place()] * len(sync.nodes)

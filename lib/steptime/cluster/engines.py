@@ -29,9 +29,12 @@ from typing import Any
 from steptime import frameworks
 from steptime.cluster import schedules, torch_gloo
 from steptime.cluster.launcher import PROGRAMS, Place, Rank, RunFailed, free_ports, run_ranks
-from steptime.cluster.schedules import Learnable, Synchronisation, ring_bytes
+from steptime.cluster.schedules import Learnable, Synchronisation, learnable_in, learnable_of, ring_bytes
 from steptime.cluster.torch_gloo import LEARNING_RATE, Answers, Job
 from steptime.core.errors import InputError
+from steptime.core.files import write_text
+from steptime.core.network import Network
+from steptime.core.step import LayerProfile
 
 MOST_SERVERS = 16
 SESSIONS = "steptime-mpi-"
@@ -256,6 +259,45 @@ def train(
     run = _run_mpi if engine.uses_mpi else _run_ranks
     workers = run(engine, told, sync, places, timeout_s, started)
     return Answers(workers, _sent_bytes(workers, job.steps))
+
+
+def cluster_job(
+    network: Network | None, profile: LayerProfile | None, schedule: str, workers: int, timed: dict[str, int], out: Path
+) -> str:
+    """Write the job of each rank to `out`; the command that runs one rank, for a launcher of the cluster's own.
+
+    `timed`: batch, warmups, steps and threads. Raises InputError for schedules with servers, which are ranks of their
+    own, and for engines that are not started by torchrun, Slurm or a plain mpirun.
+    """
+    name, own = named(schedule)
+    if profile is not None:
+        layers = learnable_in(profile, network)
+    else:
+        assert network is not None
+        layers = learnable_of(network)
+    sync = synchronisation(name, own, layers, workers, timed["batch"])
+    if sync.servers or name not in (torch_gloo.NAME, "caffe_mpi"):
+        raise InputError(
+            f"schedule = {schedule!r}: a cluster's launcher starts workers only; take one of {torch_gloo.NAME} or "
+            "caffe_mpi without servers"
+        )
+    job = Job(
+        network if profile is None else None,
+        profile,
+        batch=timed["batch"],
+        warmups=timed["warmups"],
+        steps=timed["steps"],
+        threads=timed["threads"],
+    )
+    told: Any = job.told(sync, layers, "lo")
+    if name == torch_gloo.NAME:
+        program, interpreter, told = "torch_gloo.py", sys.executable, [told]
+    else:
+        setting = frameworks.SETTINGS[ENGINES[name].setting]
+        told |= {"adapter": str(setting.adapter), "mode": setting.mode, "learning_rate": LEARNING_RATE}
+        program, interpreter = ENGINES[name].program, str(setting.interpreter)
+    write_text(out, json.dumps(told))
+    return f"{interpreter} -B {PROGRAMS / program} {out.resolve()}"
 
 
 def _sent_bytes(workers: Sequence[Mapping[str, Any]], steps: int) -> tuple[float, ...] | None:

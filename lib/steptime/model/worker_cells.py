@@ -199,7 +199,7 @@ def predictions(campaigns: Sequence[WorkersCampaign], most: int = 2) -> tuple[pd
             if found.profile is None or not (part["workers"] == 1).any():
                 continue
             replayed = replayed_of(found, part)
-            key = f"{engine} on {runs['cpu_model'].iloc[0]}, {runs['cores_allowed'].iloc[0]} cores"
+            key = fit_key(engine, runs)
             cores[key] = int(runs["cores_allowed"].iloc[0])
             tables.setdefault(key, []).append(part)
             shared.setdefault(key, []).extend(
@@ -215,6 +215,11 @@ def predictions(campaigns: Sequence[WorkersCampaign], most: int = 2) -> tuple[pd
         fits[key] = fit_cells(few, table[table.apply(_is_given, axis=1, most=most)], cores[key])
         rows += [_predicted(row, each, fits[key], most) for row, each in pairs if row["workers"] > 1]
     return pd.DataFrame(rows, columns=PREDICTIONS), fits
+
+
+def fit_key(engine: str, runs: pd.DataFrame) -> str:
+    """Which of the fits of `predictions` is that of a campaign's machine and an engine; `runs`: its runs.csv."""
+    return f"{engine} on {runs['cpu_model'].iloc[0]}, {runs['cores_allowed'].iloc[0]} cores"
 
 
 def _is_given(row: pd.Series, most: int) -> bool:

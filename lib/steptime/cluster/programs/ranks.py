@@ -116,6 +116,16 @@ def work(job, make, version):
         write_text("%d.json" % number, json.dumps(answer))
     else:
         print(json.dumps(answer), flush=True)
+        say_step(number, answer)
+
+
+def say_step(number, answer):
+    """One line for people on stderr; what a launcher of ours reads is on stdout."""
+    if "steps" in answer:
+        times = sorted(step["end_s"] - step["start_s"] for step in answer["steps"])
+        middle = 1e3 * times[len(times) // 2]
+        sys.stderr.write("rank %d: %.4g ms a step (median of %d with warm-ups)\n" % (number, middle, len(times)))
+        sys.stderr.flush()
 
 
 def write_text(name, text):
