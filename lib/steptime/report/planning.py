@@ -90,8 +90,8 @@ def headline(plan: Plan, found: Planned) -> str:
     most = found.without.iloc[0]
     return (
         f"{plan.recorded.setting} on {profile.network}, batch {plan.batch} a worker, {plan.workers} "
-        f"worker{'' if plan.workers == 1 else 's'} over {plan.link.name}: {1e3 * found.step.step_s:.4g} ms a step{interval}, speed-up {found.speed_up:.3g} "
-        f"(modelled). Without {FREED[most['resource']]} it would take {1e3 * most['free_step_s']:.4g} ms, "
+        f"worker{'' if plan.workers == 1 else 's'} over {plan.link.name}: {1e3 * found.step.step_s:.4g} ms a "
+        f"step{interval}, speed-up {found.speed_up:.3g} (modelled). Without {FREED[most['resource']]} it would take {1e3 * most['free_step_s']:.4g} ms, "
         f"{most['gain']:.1%} less."
     )
 
