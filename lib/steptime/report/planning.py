@@ -91,7 +91,8 @@ def headline(plan: Plan, found: Planned) -> str:
     return (
         f"{plan.recorded.setting} on {profile.network}, batch {plan.batch} a worker, {plan.workers} "
         f"worker{'' if plan.workers == 1 else 's'} over {plan.link.name}: {1e3 * found.step.step_s:.4g} ms a "
-        f"step{interval}, speed-up {found.speed_up:.3g} (modelled). Without {FREED[most['resource']]} it would take {1e3 * most['free_step_s']:.4g} ms, "
+        f"step{interval}, speed-up {found.speed_up:.3g} (modelled). "
+        f"Without {FREED[most['resource']]} it would take {1e3 * most['free_step_s']:.4g} ms, "
         f"{most['gain']:.1%} less."
     )
 
