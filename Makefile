@@ -22,7 +22,7 @@ test: env ## lint, types, unit, notebook, pipeline and browser tests
 	ruff check $(RUFF)
 	ruff format --check $(RUFF)
 	cd lib && mypy
-	pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder tests
+	pytest --numprocesses 2 --no-loadscope-reorder tests
 
 lab: env ## open JupyterLab on the notebooks
 	jupyter lab --LabApp.default_url=/lab/tree/notebooks

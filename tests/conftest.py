@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 ROOT = Path(__file__).resolve().parents[1]
 MEASURED = ["machine", "measure"]
@@ -110,12 +112,16 @@ MEASURING = re.compile(r"pipeline|jupyterlab|cluster_|measure|torch_module|docto
 """Files of tests that measure: one process at a time may, so one of pytest's processes runs them all."""
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+class ByFile(LoadFileScheduling):
     """A file's tests, which share its fixtures, stay in one process."""
-    for item in items:
-        group = "measuring" if MEASURING.search(item.path.name) else item.path.name
-        item.add_marker(pytest.mark.xdist_group(group))
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        return "measuring" if MEASURING.search(Path(file).name) else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile:
+    return ByFile(config, log)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -293,6 +293,7 @@ def _kernel_manager() -> Iterator[Any]:
     """
     from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
     from jupyter_client.manager import AsyncKernelManager
+    from jupyter_client.utils import run_sync
 
     class ThisInterpreter(KernelSpecManager):
         def get_kernel_spec(self, kernel_name: str) -> KernelSpec:
@@ -305,7 +306,12 @@ def _kernel_manager() -> Iterator[Any]:
         manager = AsyncKernelManager(kernel_name="python3", kernel_spec_manager=ThisInterpreter())
         manager.transport, manager.ip = "ipc", f"{folder}/k"
         manager.connection_file = f"{folder}/kernel.json"
-        yield manager
+        try:
+            yield manager
+        finally:
+            # papermill leaves alone what it did not start.
+            if manager.has_kernel:
+                run_sync(manager.shutdown_kernel)(now=True)
 
 
 @contextmanager

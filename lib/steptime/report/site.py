@@ -31,7 +31,7 @@ from steptime.report.summary import QUESTIONS, Local, Summary, figure_path, read
 
 LARGEST_PAGE_BYTES = 2_000_000
 LARGEST_SITE_BYTES = 20_000_000
-COMPRESSED_OVER_BYTES = 500_000
+COMPRESSED_OVER_BYTES = 50_000
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def build_site(root: Path) -> list[Path]:
     (root / "data" / ".scratch").mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(dir=root / "data" / ".scratch", prefix="site-"))
     try:
-        _copy_data(root, scratch)
+        _copy_data(root, scratch, {row.claim.data for row in content.ledger})
         shutil.copytree(reports / "notebooks", scratch / "notebooks")
         texts = dict(_pages(content, scratch))
         for name, html in texts.items():
@@ -268,9 +268,10 @@ def _environment() -> Environment:
     return environment
 
 
-def _copy_data(root: Path, scratch: Path) -> None:
-    """Copy the tables that the pages link to, under the same names as in the checkout; samples and large derived
-    tables, which are most of all bytes, are compressed."""
+def _copy_data(root: Path, scratch: Path, linked: set[str]) -> None:
+    """Copy the tables that the pages link to, under the same names as in the checkout. Runs and samples are compressed,
+    and large timelines and derived tables that no claim is `linked` to: a site is to be small.
+    """
     wanted = [
         "derived/**/*.csv",
         "derived/**/*.json",
@@ -283,8 +284,10 @@ def _copy_data(root: Path, scratch: Path) -> None:
         for path in sorted((root / "data").glob(pattern)):
             target = scratch / path.relative_to(root)
             target.parent.mkdir(parents=True, exist_ok=True)
-            is_large = path.suffix == ".csv" and "derived" in path.parts and path.stat().st_size > COMPRESSED_OVER_BYTES
-            if path.name == "samples.csv" or is_large:
+            is_table = path.suffix == ".csv" and ("derived" in path.parts or path.name == "timelines.csv")
+            is_large = is_table and path.stat().st_size > COMPRESSED_OVER_BYTES
+            is_large &= path.relative_to(root).as_posix() not in linked
+            if path.name in ("runs.csv", "samples.csv") or is_large:
                 target.with_name(f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes(), mtime=0))
             else:
                 shutil.copyfile(path, target)
