@@ -106,7 +106,8 @@ def test_every_notebook_runs_with_its_defaults_and_saves_without_a_change_in_git
         assert result["waiting"] == 0, name
         assert result["saved"]["dirty"] is False, name
         assert result["saved"]["status"] in ("idle", "busy"), name
-        assert {path for path, _ in before ^ _written(checkout)} <= {checkout / "notebooks" / name}, name
+        saved = {checkout / "notebooks" / name, checkout / "notebooks/text" / f"{Path(name).stem}.py"}  # its pair
+        assert {path for path, _ in before ^ _written(checkout)} <= saved, name
         kinds |= {kind for output in result["outputs"] for kind in output.get("data", {})}
         _publish(checkout, name.removesuffix(".ipynb").partition("_")[2])
 
